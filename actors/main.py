@@ -11,7 +11,7 @@ from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.rollout.replies import parser_if_needed
 from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.actors.weights.follower import WeightsFollower
-from horizonrl.broker.agreement import agreed
+from horizonrl.broker.agreement import wait_for_agreement
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
 from horizonrl.broker.weights.changes import warm_up_in_thread
@@ -80,7 +80,7 @@ async def run_actor(
             service.refresh = lambda: service.metrics.set("event_loop_lag_seconds", loop.lag.take())
             async with service.open(config.metrics.host, config.metrics.port, transport):
                 # Before the first lease: what is played with another recipe would be trained as this run's.
-                await until_stopped(agreed(transport, config.settings), service.stopping)
+                await until_stopped(wait_for_agreement(transport, config.settings), service.stopping)
                 # Not earlier: an actor that waits for its recipe to match plays nothing.
                 service.ready = True
                 if shared_dir is None:  # the engine samples the first group meanwhile, in its own process

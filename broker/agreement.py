@@ -17,7 +17,7 @@ OF_LEARNER = ("ticket_key", "recipe")
 """What the learner alone must agree on with the controller. Actors have no ticket key."""
 
 
-async def agreed(transport: Transport, mine: RunSettings, wait_s: float = AGREEMENT_WAIT_S) -> None:
+async def wait_for_agreement(transport: Transport, mine: RunSettings, wait_s: float = AGREEMENT_WAIT_S) -> None:
     """Return once the key `run` holds what this actor's recipe says; wait for a controller that has yet to start.
 
     Raises ConfigError if it still differs after `wait_s`: what this actor played would belong to another run.

@@ -232,7 +232,7 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-def stream_of(subject: str) -> Stream:
+def parse_stream(subject: str) -> Stream:
     """Return the stream that stores a subject."""
     return Stream(subject.partition(".")[0].upper())
 

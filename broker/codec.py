@@ -65,7 +65,7 @@ C = TypeVar("C")
 def encode(record: Record) -> bytes:
     """Return the record's bytes. Raises RecordTooLarge, and MalformedRecord for a number that does not fit its type."""
     try:
-        data: bytes = _pack(TYPES[type(record)], _schema_of(record), record)
+        data: bytes = _pack(TYPES[type(record)], schema_of_record(record), record)
     except (OverflowError, struct.error) as error:
         raise MalformedRecord(f"a {TYPES[type(record)]} holds a number that the wire cannot: {error}") from None
     if len(data) > MAX_RECORD_BYTES:
@@ -78,40 +78,40 @@ def decode(data: bytes, record_type: type[R]) -> R:
 
     Raises RecordTooLarge before anything is read, UnknownSchema for another schema version, else MalformedRecord.
     """
-    name, known = TYPES[record_type], SCHEMAS[: 3 if record_type is Group else 2]
+    name, schemas = TYPES[record_type], SCHEMAS[: 3 if record_type is Group else 2]
     if len(data) > MAX_RECORD_BYTES:
         raise RecordTooLarge(f"a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are read")
     envelope = _unpack(data)
     # `type`, because isinstance takes True for the integer 1.
     if not isinstance(envelope, dict) or type(envelope.get("schema")) is not int:
         raise MalformedRecord(f"not a {name}: no map with a schema version")
-    if envelope["schema"] not in known:
+    if envelope["schema"] not in schemas:
         raise UnknownSchema(
-            f"schema {envelope['schema']} of a {name}: this program reads {', '.join(map(str, known))}; "
+            f"schema {envelope['schema']} of a {name}: this program reads {', '.join(map(str, schemas))}; "
             "upgrade the older side"
         )
     if envelope.get("type") != name:
-        raise MalformedRecord(f"not a {name}: type is {_named(envelope.get('type'))}")
+        raise MalformedRecord(f"not a {name}: type is {type_name(envelope.get('type'))}")
     body = envelope.get("body")
     if envelope["schema"] == 1:
         # Before validation: its bounds and defaults are then those of today.
-        body = schema1.upgraded(name, body)
+        body = schema1.upgrade(name, body)
     try:
         record = record_type.model_validate(body)
     except ValidationError as error:
         raise MalformedRecord(f"not a valid {name}: {_explain(error)}") from None
     # Another reader of schema 2 ignores branches: what it trains must not depend on who reads.
-    if _schema_of(record) == BRANCHED_SCHEMA != envelope["schema"]:
+    if schema_of_record(record) == BRANCHED_SCHEMA != envelope["schema"]:
         raise MalformedRecord(f"a {name} with branches, or an untrained turn, has schema {BRANCHED_SCHEMA}")
     return record
 
 
 def encode_schema1(ticket: Ticket) -> bytes:
     """Return a ticket's bytes in schema 1: the signatures in a log of that schema were computed from them."""
-    return _pack("ticket", 1, schema1.downgraded("ticket", _fields(ticket)))
+    return _pack("ticket", 1, schema1.downgrade("ticket", _fields(ticket)))
 
 
-def _schema_of(record: Record) -> int:
+def schema_of_record(record: Record) -> int:
     branched = isinstance(record, Group) and not all(episode.linear for episode in record.episodes)
     return BRANCHED_SCHEMA if branched else SCHEMA_VERSION
 
@@ -148,7 +148,7 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
     numbers = count(1)
     packed: dict[str, list[bytes]] = {"i": [], "f": []}
 
-    def counted(container: C) -> C:
+    def limit_count(container: C) -> C:
         # msgpack bounds each collection, but not their number: empty ones take far more in memory than on the wire.
         if next(numbers) > MAX_CONTAINERS:
             raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
@@ -172,8 +172,8 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
     try:
         unpacked = msgpack.unpackb(
             data,
-            object_hook=unpack_arrays if few else lambda fields: unpack_arrays(counted(fields)),
-            list_hook=None if few else counted,
+            object_hook=unpack_arrays if few else lambda fields: unpack_arrays(limit_count(fields)),
+            list_hook=None if few else limit_count,
             ext_hook=_refuse_extension,
             unicode_errors="replace",  # a text that was cut inside a character is no reason to lose its group
             strict_map_key=True,
@@ -199,9 +199,9 @@ def _refuse_extension(code: int, _: bytes) -> None:
     raise ValueError(f"extension type {code}")
 
 
-def _named(found: object) -> str:
+def type_name(value: object) -> str:
     # Not its repr: that of a nest of a thousand arrays, which takes a kilobyte, exceeds the interpreter's stack.
-    return repr(found[:40]) if isinstance(found, str) else f"a {type(found).__name__}"
+    return repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _explain(error: ValidationError) -> str:

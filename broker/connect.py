@@ -65,5 +65,5 @@ def _find(broker: BrokerSection) -> Connect:
             f"{', '.join(TRANSPORTS)}"
         )
     module, _, function = str(modules.pop()).partition(":")
-    found: Connect = getattr(import_module(module), function)
-    return found
+    connect: Connect = getattr(import_module(module), function)
+    return connect

@@ -24,12 +24,12 @@ async def store_dead_letter(
     headers = {REASON: _header_text(reason), SUBJECT: message.subject, SEQUENCE: str(message.sequence)}
     # At least once: an empty message is a dead letter too.
     for offset in range(0, max(len(kept), 1), room):
-        place = f".{offset}" if offset else ""
+        suffix = f".{offset}" if offset else ""
         await transport.publish(
             f"dead.{stream.value.lower()}",
             kept[offset : offset + room],
             # A learner that resumes reads the message again, and stores the same pieces under the same ids.
-            message_id=f"dead-{stream.value}-{message.sequence}{place}",
+            message_id=f"dead-{stream.value}-{message.sequence}{suffix}",
             headers={**headers, OFFSET: str(offset)},
         )
     transport.counters.dead_letters += 1

@@ -25,7 +25,7 @@ from horizonrl.broker.api import (
     TransportCounters,
     check_gap,
     dead_bytes,
-    stream_of,
+    parse_stream,
 )
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LeaseLost, RecordTooLarge, RunUnknown, StateConflict
@@ -160,21 +160,21 @@ class MemoryReader:
         check_gap(self._name, self._next, self._stream.first_sequence, self._stream.last_sequence)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._server.wait_until(lambda: bool(self._found(1)))
-        found = self._found(limit)
-        if found:
-            self._next = found[-1].sequence + 1
-        return found
+                await self._server.wait_until(lambda: bool(self._matching(1)))
+        messages = self._matching(limit)
+        if messages:
+            self._next = messages[-1].sequence + 1
+        return messages
 
-    def _found(self, limit: int) -> list[Message]:
-        found: list[Message] = []
+    def _matching(self, limit: int) -> list[Message]:
+        messages: list[Message] = []
         for sequence in range(max(self._next, self._stream.first_sequence), self._stream.last_sequence + 1):
             message = self._stream.messages.get(sequence)
             if message is not None and _matches(message.subject, self._pattern):
-                found.append(message)
-            if len(found) == limit:
+                messages.append(message)
+            if len(messages) == limit:
                 break
-        return found
+        return messages
 
     async def close(self) -> None:
         return
@@ -207,7 +207,7 @@ class MemoryTransport:
     ) -> Stored:
         if len(data) > self.max_payload_bytes:
             raise RecordTooLarge(f"{len(data)} bytes for {subject}: a message holds at most {self.max_payload_bytes}")
-        stream = self._run.streams[stream_of(subject)]
+        stream = self._run.streams[parse_stream(subject)]
         await self._wait_for_room(stream, len(data))
         if message_id is not None and message_id in stream.ids:
             return Stored(stream.ids[message_id], duplicate=True)

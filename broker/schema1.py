@@ -14,17 +14,17 @@ RENAMED: dict[str, dict[str, str]] = {
 """By record type, the fields of schema 1 that have another name in schema 2."""
 
 
-def upgraded(name: str, body: Any) -> Any:
+def upgrade(name: str, body: Any) -> Any:
     """Return the body of a schema 1 record under the names of schema 2; a body that is no map stays as it is."""
     if not isinstance(body, dict):
         return body
     if name in ("group", "void"):
-        return body | {"ticket": upgraded("ticket", body.get("ticket"))}
+        return body | {"ticket": upgrade("ticket", body.get("ticket"))}
     renamed = RENAMED.get(name, {})
     return {renamed.get(field, field): value for field, value in body.items()}
 
 
-def downgraded(name: str, body: dict[str, Any]) -> dict[str, Any]:
+def downgrade(name: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a record, without nested records, under the names of schema 1 and in the same order."""
     renamed = {new: old for old, new in RENAMED.get(name, {}).items()}
     return {renamed.get(field, field): value for field, value in body.items()}

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from horizonrl.broker.api import Stream, Transport
 from horizonrl.broker.codec import decode
-from horizonrl.broker.tickets import REISSUED, TicketQueue, subject_of
+from horizonrl.broker.tickets import REISSUED, TicketQueue, ticket_subject
 from horizonrl.common.errors import LogGap, RecordError
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind, Ticket
@@ -49,7 +49,7 @@ class StandingTickets:
 
     def add(self, ticket: Ticket, sequence: int, subject: str | None = None) -> None:
         """Note where a ticket that was published lies; without `subject`, under that of its kind."""
-        name, subject = (ticket.kind, ticket.number), subject or subject_of(ticket.kind)
+        name, subject = (ticket.kind, ticket.number), subject or ticket_subject(ticket.kind)
         if self._newest.get(name, -1) < sequence:
             insort(self._order, (sequence, *name, subject))
             self._newest[name] = sequence
@@ -146,7 +146,7 @@ def open_tickets(progress: Progress, issued: dict[Kind, int]) -> Iterable[Name]:
     for kind, count in issued.items():
         number = progress.lowest_unsettled.get(kind, 0)
         for first, last in progress.ended_ranges.get(kind, ()):
-            yield from ((kind, each) for each in range(number, min(first, count)))
+            yield from ((kind, index) for index in range(number, min(first, count)))
             number = max(number, last + 1)
         if progress.tells(kind, number):
-            yield from ((kind, each) for each in range(number, count))
+            yield from ((kind, index) for index in range(number, count))

@@ -41,7 +41,7 @@ class StateStore:
         Raises UnknownSchema for a record of another schema.
         """
         data = await self._transport.get(key)
-        return None if data is None else _decoded(key, data)
+        return None if data is None else _decode(key, data)
 
     async def until_end(self, follows: type[R], total_steps: int) -> AsyncIterator[R]:
         """Yield what the learner announces until the run is over: its progress, or the weights, as actors do.
@@ -68,11 +68,11 @@ class StateStore:
     async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
         """Yield a key's present record, then each later one. Intermediate records may be skipped."""
         async for data in self._transport.watch(key):
-            if (record := _decoded(key, data)) is not None:
+            if (record := _decode(key, data)) is not None:
                 yield record
 
 
-def _decoded(key: Key, data: bytes) -> StateRecord | None:
+def _decode(key: Key, data: bytes) -> StateRecord | None:
     try:
         return decode(data, RECORDS[key])
     except (MalformedRecord, RecordTooLarge) as error:

@@ -115,7 +115,7 @@ class Lease:
         It does not answer for a ticket that it has lost. An acknowledgement saves a repeat, which would be recognised,
         so it is not worth a longer wait.
         """
-        return await _acknowledged(self.delivery)
+        return await _try_acknowledge(self.delivery)
 
     async def give_back(self, delay_s: float = 0.0) -> None:
         await self.delivery.give_back(delay_s)
@@ -133,7 +133,7 @@ class TicketQueue:
         """Publish a ticket; `duplicate` means that it had been issued before."""
         # Under the ticket's own id: if a controller that restarts repeats this, the server keeps one copy.
         data = encode(self._signer.sign(ticket))
-        return await self._transport.publish(subject_of(ticket.kind), data, message_id=ticket.ticket_id)
+        return await self._transport.publish(ticket_subject(ticket.kind), data, message_id=ticket.ticket_id)
 
     async def issue_all(self, tickets: Sequence[Ticket]) -> list[Stored]:
         """Publish tickets of one kind in the order of their numbers; return once each of them is stored.
@@ -159,7 +159,7 @@ class TicketQueue:
         """
         last = await self.last_issued(ticket.kind)
         counted = last is not None and ticket.number <= last.number
-        subject = REISSUED if counted else subject_of(ticket.kind)
+        subject = REISSUED if counted else ticket_subject(ticket.kind)
         # A message id of its own: the server remembers the ticket's first one for an hour, and would store nothing.
         data = encode(self._signer.sign(ticket))
         message_id = f"{ticket.ticket_id}.again-{earlier}"
@@ -196,14 +196,14 @@ class TicketQueue:
     async def _latest(self, kind: Kind) -> set[int]:
         """Return the numbers of a kind's tickets among the messages up to its last one."""
         # Not up to the end of the stream: any number of another kind's tickets may follow.
-        last = await self._transport.last(Stream.TICKETS, subject_of(kind))
+        last = await self._transport.last(Stream.TICKETS, ticket_subject(kind))
         if last is None:
             return set()
-        return {ticket.number for _, ticket in await self._scan(subject_of(kind), max(0, last.sequence - LATEST))}
+        return {ticket.number for _, ticket in await self._scan(ticket_subject(kind), max(0, last.sequence - LATEST))}
 
     async def last_issued(self, kind: Kind) -> Ticket | None:
         """Return the newest ticket of a kind; None if there is none, or if the last message is no ticket."""
-        message = await self._transport.last(Stream.TICKETS, subject_of(kind))
+        message = await self._transport.last(Stream.TICKETS, ticket_subject(kind))
         if message is not None:
             with suppress(RecordError):
                 return decode(message.data, Ticket)
@@ -227,7 +227,7 @@ class TicketQueue:
             except RecordError as error:
                 # Stored before it is acknowledged: a crash in between repeats this, and DEAD keeps each message once.
                 await store_dead_letter(self._transport, Stream.TICKETS, delivery.message, str(error))
-                await _acknowledged(delivery)
+                await _try_acknowledge(delivery)
                 continue
             return Lease(ticket, delivery.deliveries, delivery, self._transport.ack_wait_s)
         return None
@@ -245,16 +245,16 @@ class TicketQueue:
     async def _scan_once(self, subject: str, after: int) -> list[tuple[Message, Ticket]]:
         # From what is left: a reader that begins at 0 would report the purged tickets as a gap.
         after = max(after, (await self._transport.extent(Stream.TICKETS)).first_sequence - 1)
-        found: list[tuple[Message, Ticket]] = []
+        tickets: list[tuple[Message, Ticket]] = []
         async with aclosing(scan(self._transport, Stream.TICKETS, after, subject, SCAN_BATCH)) as messages:
             async for message in messages:
                 # Whoever leases it moves it to DEAD. To a scan it is no ticket.
                 with suppress(RecordError):
-                    found.append((message, decode(message.data, Ticket)))
-        return found
+                    tickets.append((message, decode(message.data, Ticket)))
+        return tickets
 
 
-async def _acknowledged(delivery: Delivery) -> bool:
+async def _try_acknowledge(delivery: Delivery) -> bool:
     try:
         await delivery.acknowledge()
     except BrokerUnreachable as error:
@@ -263,5 +263,5 @@ async def _acknowledged(delivery: Delivery) -> bool:
     return True
 
 
-def subject_of(kind: Kind) -> str:
+def ticket_subject(kind: Kind) -> str:
     return f"tickets.{kind.value}"

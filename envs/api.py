@@ -224,7 +224,7 @@ class Prepares(Protocol):
         """
 
 
-def expert_of(environment: Environment) -> Expert:
+def make_expert(environment: Environment) -> Expert:
     """Return an environment's expert for the current task. Raises EnvironmentFailure if it has none."""
     if not isinstance(environment, Demonstrates):
         raise EnvironmentFailure(

@@ -20,7 +20,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Reply, tool_user
 from horizonrl.envs.contract import MAX_ANSWER_CHARS
 from horizonrl.envs.odd_texts import odd_calls, odd_texts
-from horizonrl.envs.subject import Subject, Violation, shown
+from horizonrl.envs.subject import Subject, Violation, show
 
 TASKS_TRIED = 20
 CHECK_S = 120.0
@@ -37,7 +37,7 @@ class Check:
     passed: bool
     detail: str
     """What was measured, or why the check failed."""
-    place: str = ""
+    source: str = ""
     """If the check failed: `file:line, function` in the environment's code."""
     last_call: str = ""
     """If the check failed: the last call before the failure, with its text."""
@@ -70,7 +70,7 @@ async def check(
         await environment.close()
     listed = registry.tasks(env_id, options)
     if registry.drives_itself(env_id):
-        rehearsed = await _rehearsed(env_id, options, listed[0].task_id)
+        rehearsed = await _rehearse(env_id, options, listed[0].task_id)
         tasks = Check("its tasks are listed", True, f"{len(listed)} tasks")
         return CheckReport(env_id, environment.version, (tasks, *rehearsed))
     spread = [task.task_id for task in listed[:: max(1, len(listed) // TASKS_TRIED)]][:TASKS_TRIED]
@@ -85,7 +85,7 @@ async def check(
     return CheckReport(env_id, environment.version, tuple(checks))
 
 
-async def _rehearsed(env_id: str, options: Mapping[str, Any] | None, task_id: str) -> list[Check]:
+async def _rehearse(env_id: str, options: Mapping[str, Any] | None, task_id: str) -> list[Check]:
     """Check what can be checked of an environment that drives itself without a model."""
     environment = registry.make(env_id, options)
     rehearse = getattr(environment, "rehearse", None)
@@ -107,15 +107,15 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
         async with limit, _watched(subject):
             return Check(name, True, await _without_exit(trial(subject)))
     except Violation as violation:
-        detail, place = str(violation), subject.place_of(violation.method)
+        detail, source = str(violation), subject.locate(violation.method)
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
         # Our own limit, and not a TimeoutError that the environment raised.
         subject.is_hung = limit.expired()
         detail = f"took longer than {CHECK_S:.0f} s" if subject.is_hung else f"{type(error).__name__}: {error}"
-        place = subject.raised_at(error)
+        source = subject.raised_at(error)
     finally:
         await subject.close()
-    return Check(name, False, detail, place, subject.last_call)
+    return Check(name, False, detail, source, subject.last_call)
 
 
 @asynccontextmanager
@@ -189,7 +189,7 @@ async def _expert_solves(subject: Subject) -> str:
         if not (steps[-1].success and sum(step.reward for step in steps) > 0):
             raise Violation(
                 f"the expert ended task {task_id!r} after {len(steps)} turns without success; the last observation: "
-                f"{shown(steps[-1].observation)}"
+                f"{show(steps[-1].observation)}"
             )
         turns.append(len(steps))
     await environment.close()
@@ -199,18 +199,19 @@ async def _expert_solves(subject: Subject) -> str:
         )
     mean_ms = 1e3 * sum(subject.step_times_s) / len(subject.step_times_s)
     without = len(subject.task_ids) - len(turns)
-    left = f"; {without} have no expert" if without else ""
-    return f"{len(turns)} tasks in {sum(turns) / len(turns):.1f} turns on average, {mean_ms:.3f} ms per step{left}"
+    without_expert = f"; {without} have no expert" if without else ""
+    turns_mean = sum(turns) / len(turns)
+    return f"{len(turns)} tasks in {turns_mean:.1f} turns on average, {mean_ms:.3f} ms per step{without_expert}"
 
 
 async def _episodes_repeat(subject: Subject) -> str:
     # Advantages compare the episodes of one task: instances that differ would add noise to every baseline.
     one, other = subject.make(), subject.make()
     for task_id in subject.task_ids:
-        (first, steps), (again, repeated) = [await subject.play(each, task_id) for each in (one, other)]
+        (first, steps), (again, repeated) = [await subject.play(environment, task_id) for environment in (one, other)]
         if first != again:
             raise Violation(
-                f"task {task_id!r} begins with {shown(first)} in one instance and with {shown(again)} in another",
+                f"task {task_id!r} begins with {show(first)} in one instance and with {show(again)} in another",
                 "reset",
             )
         for turn, (step, repeat) in enumerate(zip(steps, repeated, strict=False), 1):
@@ -243,14 +244,14 @@ async def _expect_failure(subject: Subject, environment: Environment, when: str)
         step = await subject.step(environment, "look")
     except EnvironmentFailure:
         return
-    raise Violation(f"a step {when} raised no EnvironmentFailure, but was answered: {shown(step.observation)}")
+    raise Violation(f"a step {when} raised no EnvironmentFailure, but was answered: {show(step.observation)}")
 
 
 async def _no_text_breaks_it(subject: Subject) -> str:
     environment = subject.make()
     for task_id in subject.task_ids[:3]:
         observation = await subject.reset(environment, task_id)
-        sensible = subject.advised(environment, observation)
+        sensible = subject.ask_expert(environment, observation)
         texts = odd_texts(sensible.text)
         replies = [Reply(text) for text in texts]
         if (user := tool_user(environment)) is not None:
@@ -267,7 +268,7 @@ async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     environment, task_id = subject.make(), subject.task_ids[0]
     first = await subject.reset(environment, task_id)
     expert = subject.expert(environment)
-    step = asyncio.ensure_future(_without_exit(subject.answer(environment, subject.advised(environment, first))))
+    step = asyncio.ensure_future(_without_exit(subject.answer(environment, subject.ask_expert(environment, first))))
     await asyncio.sleep(0)  # Let the step begin, so that it is cancelled at its first wait.
     subject.last_call += ", cancelled"
     # What a rollout does at `step_timeout_s`, and a drained actor at any time.
@@ -318,7 +319,7 @@ async def _tools_are_described(subject: Subject) -> str:
             case {"type": "function", "function": {"name": str(), "parameters": {"type": "object"}}}:
                 json.dumps(tool)  # the chat template writes it
             case _:
-                raise Violation(f"a tool has not the form that chat templates read: {shown(str(tool))}", "tools")
+                raise Violation(f"a tool has not the form that chat templates read: {show(str(tool))}", "tools")
     names = [tool["function"]["name"] for tool in tools]
     if not names or len(set(names)) < len(names):
         raise Violation(f"the tools have no different names: {names}", "tools")

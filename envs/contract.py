@@ -26,7 +26,7 @@ NUMPY_BOOLS = ("bool", "bool_")
 
 async def reset(environment: Environment, task_id: str) -> Observation:
     """Begin a task. Raises ContractBroken for an answer that is no Observation."""
-    first = await answered(environment, "reset", environment.reset(task_id))
+    first = await await_answer(environment, "reset", environment.reset(task_id))
     if not isinstance(first, Observation):
         raise ContractBroken(_wrong(environment, "reset", f"returned {_kind(first)}", "an Observation(text)"))
     _check_text(environment, "reset", first.text)
@@ -35,12 +35,12 @@ async def reset(environment: Environment, task_id: str) -> Observation:
 
 async def step(environment: Environment, text: str) -> Step:
     """Answer an agent's text. Raises ContractBroken for an answer that is no Step, or whose fields are not."""
-    return checked(environment, "step", await answered(environment, "step", environment.step(text)))
+    return check_step(environment, "step", await await_answer(environment, "step", environment.step(text)))
 
 
 async def call(environment: OffersTools, tool_call: ToolCall) -> Step:
     """Answer an agent's call of a tool. Raises ContractBroken as `step` does."""
-    return checked(environment, "call", await answered(environment, "call", environment.call(tool_call)))
+    return check_step(environment, "call", await await_answer(environment, "call", environment.call(tool_call)))
 
 
 def describe(error: BaseException, environment: object) -> str:
@@ -59,10 +59,10 @@ def raised_at(error: BaseException, module_name: str) -> str:
     file = getattr(module, "__file__", None)
     if module is None or file is None:
         return ""
-    own = f"{Path(file).parent}/" if module.__package__ else file
+    source = f"{Path(file).parent}/" if module.__package__ else file
     for link in causes(error):
         frames = traceback.extract_tb(link.__traceback__)
-        if inside := [frame for frame in frames if frame.filename.startswith(own)]:
+        if inside := [frame for frame in frames if frame.filename.startswith(source)]:
             return f"{Path(inside[-1].filename).name}:{inside[-1].lineno} in {inside[-1].name}"
     return ""
 
@@ -76,7 +76,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-async def answered(environment: object, method: str, answer: Awaitable[Any]) -> Any:
+async def await_answer(environment: object, method: str, answer: Awaitable[Any]) -> Any:
     """Await an answer. Raises ContractBroken for a method without `async`."""
     if not inspect.isawaitable(answer):
         name = f"{type(environment).__name__}.{method}"
@@ -84,7 +84,7 @@ async def answered(environment: object, method: str, answer: Awaitable[Any]) -> 
     return await answer
 
 
-def checked(environment: object, method: str, answer: Any) -> Step:
+def check_step(environment: object, method: str, answer: Any) -> Step:
     """Return an answer as a Step of Python's own types. Raises ContractBroken if it is none."""
     if not isinstance(answer, Step):
         form = "a Step(observation, reward, terminated)"
@@ -120,12 +120,12 @@ def _check_text(environment: object, method: str, text: Any) -> None:
     if not isinstance(text, str):
         raise ContractBroken(_wrong(environment, method, f"gave an observation that is {_kind(text)}", "a str"))
     if len(text) > MAX_ANSWER_CHARS:
-        found = f"gave an observation of {len(text):,} characters"
-        raise ContractBroken(_wrong(environment, method, found, f"at most {MAX_ANSWER_CHARS:,}"))
+        got = f"gave an observation of {len(text):,} characters"
+        raise ContractBroken(_wrong(environment, method, got, f"at most {MAX_ANSWER_CHARS:,}"))
 
 
-def _wrong(environment: object, method: str, found: str, expected: str) -> str:
-    return f"{type(environment).__name__}.{method} {found}; by contract it is {expected}"
+def _wrong(environment: object, method: str, got: str, expected: str) -> str:
+    return f"{type(environment).__name__}.{method} {got}; by contract it is {expected}"
 
 
 def _kind(value: object) -> str:

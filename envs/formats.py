@@ -81,13 +81,13 @@ def read_action(text: str, action_format: ActionFormat, commands: Sequence[Comma
     """Return the action that the text names: one stripped line of at most MAX_ACTION_CHARS, never empty."""
     match action_format:
         case "plain":
-            return bounded(_first_line(text) or Unreadable("The reply is empty. Reply with one action."))
+            return bound_length(_first_line(text) or Unreadable("The reply is empty. Reply with one action."))
         case "react":
-            return bounded(_read_react(text))
+            return bound_length(_read_react(text))
         case "function":
-            return bounded(_read_function(text, commands))
+            return bound_length(_read_function(text, commands))
         case "code":
-            return bounded(_read_code(text, commands))
+            return bound_length(_read_code(text, commands))
         case "native":
             return Unreadable("There is no call of a tool in the reply. Call one of the tools.")
 
@@ -100,10 +100,10 @@ def read_call(call: ToolCall, commands: Sequence[Command]) -> str | Unreadable:
         arguments = None
     if not isinstance(arguments, dict):
         return Unreadable(f"The arguments of a call are a JSON object of at most {_MAX_CALL_CHARS} characters.")
-    return bounded(_fill(call.name, arguments, commands))
+    return bound_length(_fill(call.name, arguments, commands))
 
 
-def bounded(action: str | Unreadable) -> str | Unreadable:
+def bound_length(action: str | Unreadable) -> str | Unreadable:
     """Return the action unchanged, or Unreadable if it is too long."""
     if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
         return Unreadable(f"An action has {MAX_ACTION_CHARS} characters at most; this one has {len(action)}.")
@@ -124,10 +124,10 @@ def write_action(action: str, thought: str, action_format: ActionFormat, command
         case "react":
             return f"Thought: {thought}\nAction: {action}"
         case "function":
-            name, arguments = _call_of(action, commands)
+            name, arguments = _parse_call(action, commands)
             return json.dumps({"thought": thought, "function_name": name, "arguments": arguments}, ensure_ascii=False)
         case "code":
-            name, arguments = _call_of(action, commands)
+            name, arguments = _parse_call(action, commands)
             call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
             # Without the newlines of the thought: the second line of a comment would be code.
             return f"```python\n# {' '.join(thought.split())}\n{name}({call})\n```"
@@ -138,11 +138,11 @@ def write_reply(action: str, thought: str, action_format: ActionFormat, commands
     text = write_action(action, thought, action_format, commands)
     if action_format != "native":
         return Reply(text)
-    name, arguments = _call_of(action, commands)
+    name, arguments = _parse_call(action, commands)
     return Reply(text, (ToolCall(name, json.dumps(arguments, ensure_ascii=False)),))
 
 
-def tools_of(commands: Sequence[Command]) -> Tools:
+def make_tools(commands: Sequence[Command]) -> Tools:
     """Return the commands as tools. Every argument is a text."""
     return tuple(
         {
@@ -209,7 +209,7 @@ def _read_function(text: str, commands: Sequence[Command]) -> str | Unreadable:
     return _fill(name, arguments, commands)
 
 
-def fenced(text: str, *languages: str) -> list[str]:
+def find_fenced(text: str, *languages: str) -> list[str]:
     """Return the fenced blocks of these languages, given in lower case; `""` stands for a fence without a language.
 
     Takes one pass. A regular expression for both fences would search to the end again from each opening fence, which
@@ -230,7 +230,7 @@ def fenced(text: str, *languages: str) -> list[str]:
 
 
 def _read_code(text: str, commands: Sequence[Command]) -> str | Unreadable:
-    blocks = fenced(text[:_MAX_CALL_CHARS], "python", "py", "")
+    blocks = find_fenced(text[:_MAX_CALL_CHARS], "python", "py", "")
     if len(blocks) != 1:
         return Unreadable(f"There are {len(blocks)} Python blocks in the reply. Write one, with one call.")
     try:
@@ -253,10 +253,10 @@ def _fill_call(name: str, call: ast.Call, commands: Sequence[Command]) -> str | 
     # What Python's documentation lists for malformed literals.
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return Unreadable(f"An argument of {name} is no literal. Write texts and numbers as they are.")
-    known = next((command.arguments for command in commands if command.name == name), ())
-    if len(positional) > len(known) or len(positional) + len(named) != len(call.args) + len(call.keywords):
-        return Unreadable(f"{name} takes {len(known)} arguments: {', '.join(known) or 'none'}.")
-    return _fill(name, dict(zip(known, positional, strict=False)) | named, commands)
+    names = next((command.arguments for command in commands if command.name == name), ())
+    if len(positional) > len(names) or len(positional) + len(named) != len(call.args) + len(call.keywords):
+        return Unreadable(f"{name} takes {len(names)} arguments: {', '.join(names) or 'none'}.")
+    return _fill(name, dict(zip(names, positional, strict=False)) | named, commands)
 
 
 def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) -> str | Unreadable:
@@ -266,7 +266,7 @@ def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) 
         return Unreadable(f"There is no function {name[:50]!r}. There are: {', '.join(c.name for c in commands)}.")
     if set(arguments) != set(command.arguments):
         return Unreadable(f"The arguments of {name} are: {', '.join(command.arguments) or 'none'}.")
-    values = {key: written(value) for key, value in arguments.items()}
+    values = {key: write_value(value) for key, value in arguments.items()}
     if None in values.values():
         return Unreadable(f"The arguments of {name} are texts, or numbers of at most {MAX_DIGITS} digits.")
     if not command.lines:  # a newline in an argument must not become a second line of the action
@@ -275,7 +275,7 @@ def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) 
     return action or Unreadable(f"The arguments of {name} are empty.")
 
 
-def written(value: object) -> str | None:
+def write_value(value: object) -> str | None:
     """Return the text of an argument, or None if it is neither a text nor a number of at most MAX_DIGITS digits.
 
     Python raises on an integer of more than 4,300 digits, and an escape in a literal may be a lone surrogate.
@@ -288,10 +288,10 @@ def written(value: object) -> str | None:
     return None
 
 
-def _call_of(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]]:
+def _parse_call(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]]:
     for command in commands:
-        if found := command.pattern.fullmatch(action):
-            return command.name, found.groupdict()
+        if match := command.pattern.fullmatch(action):
+            return command.name, match.groupdict()
     raise ValueError(f"no command has the words of {action!r}; there are {', '.join(c.words for c in commands)}")
 
 

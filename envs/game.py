@@ -21,9 +21,9 @@ from horizonrl.envs.formats import (
     Command,
     Unreadable,
     explain,
+    make_tools,
     read_action,
     read_call,
-    tools_of,
     write_reply,
 )
 
@@ -111,17 +111,17 @@ class GameEnvironment(ABC, Generic[G]):
 
     def tools(self) -> Tools:
         """Return the commands as tools."""
-        return tools_of(self.commands)
+        return make_tools(self.commands)
 
     async def call(self, call: ToolCall) -> Step:
         """Follow the action that a call names."""
         return self._follow(self.called(call))
 
     def _follow(self, action: str | Unreadable) -> Step:
-        game = self._begun()
+        game = self._current()
         if self._over:
             raise EnvironmentFailure("the episode is over: reset before the next step")
-        step = unmoved(action.reason) if isinstance(action, Unreadable) else game.follow(action)
+        step = refuse_move(action.reason) if isinstance(action, Unreadable) else game.follow(action)
         self._over = step.terminated or step.truncated
         return replace(step, observation=clip(step.observation, self._max_chars))
 
@@ -135,12 +135,12 @@ class GameEnvironment(ABC, Generic[G]):
 
     def expert(self) -> GameExpert:
         """Return an expert that continues from the present state of the episode."""
-        return GameExpert(self._begun(), self._format, self.commands)
+        return GameExpert(self._current(), self._format, self.commands)
 
     async def close(self) -> None:
         self._game = None
 
-    def introduced(self, rules: str, state: str) -> str:
+    def introduce(self, rules: str, state: str) -> str:
         """Return a first observation: the rules, the commands, how to reply, and the state of the game."""
         if self._style == "agentgym":
             return state
@@ -152,22 +152,22 @@ class GameEnvironment(ABC, Generic[G]):
             return explain(self._format, self.commands)
         if self._style == "compact":
             reply = {"plain": "", "react": "\nReply in two lines:\nThought: why\nAction: command"}
-            short = f"Commands: {' | '.join(spelled(command) for command in self.commands)}"
+            short = f"Commands: {' | '.join(spell_command(command) for command in self.commands)}"
             return short + reply.get(self._format, "\n" + explain(self._format, self.commands))
-        listed = "".join(f"{spelled(command)}: {command.meaning}\n" for command in self.commands)
+        listed = "".join(f"{spell_command(command)}: {command.meaning}\n" for command in self.commands)
         named = "" if self._format in ("function", "code") else f"Each turn you give one command:\n{listed}"
         return named + explain(self._format, self.commands)
 
     def unknown(self, task_id: str) -> ConfigError:
         return ConfigError(f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them")
 
-    def _begun(self) -> G:
+    def _current(self) -> G:
         if self._game is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._game
 
 
-def unmoved(observation: str) -> Step:
+def refuse_move(observation: str) -> Step:
     """Return the answer to an action that changes nothing and earns nothing."""
     return Step(observation, reward=0.0, terminated=False)
 
@@ -175,12 +175,12 @@ def unmoved(observation: str) -> Step:
 def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]] | None:
     """Return the name and the arguments of the first command whose words match the action."""
     for command in commands:
-        if found := command.pattern.fullmatch(action):
-            return command.name, found.groupdict()
+        if match := command.pattern.fullmatch(action):
+            return command.name, match.groupdict()
     return None
 
 
-def spelled(command: Command) -> str:
+def spell_command(command: Command) -> str:
     """Return a command's words as agents read them, without the braces around the arguments."""
     return re.sub(r"\{(\w+)\}", r"\1", command.words)
 
@@ -190,7 +190,7 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def drawn(name: str) -> Random:
+def random_for(name: str) -> Random:
     """Return a random generator that depends on the name alone, so it is the same on every machine."""
     # sha256, because `hash()` of a text differs from process to process.
     return Random(int.from_bytes(sha256(name.encode()).digest()))

@@ -57,6 +57,6 @@ def hostile_texts(chars: int) -> Iterator[str]:
 def _with_other_literals(sensible: str) -> Iterator[str]:
     """Yield the reply with its last quoted text, then with its last number, replaced by each literal."""
     for pattern in (_QUOTED, _DIGITS):
-        if found := list(pattern.finditer(sensible)):
+        if matches := list(pattern.finditer(sensible)):
             for literal in LITERALS:
-                yield sensible[: found[-1].start()] + literal + sensible[found[-1].end() :]
+                yield sensible[: matches[-1].start()] + literal + sensible[matches[-1].end() :]

@@ -28,15 +28,17 @@ T = TypeVar("T")
 
 def names() -> tuple[str, ...]:
     """Return the ids of the environments, sorted."""
-    return tuple(sorted(_registered()))
+    return tuple(sorted(_entry_points()))
 
 
 def require_known(*env_ids: str) -> None:
     """Raise ConfigError if an id belongs to no environment."""
-    known = names()
+    installed = names()
     for env_id in env_ids:
-        if env_id not in known:
-            raise ConfigError(f"no environment {env_id!r}{did_you_mean(env_id, known)} Known: {', '.join(known)}")
+        if env_id not in installed:
+            raise ConfigError(
+                f"no environment {env_id!r}{did_you_mean(env_id, installed)} Known: {', '.join(installed)}"
+            )
 
 
 def load(env_id: str) -> type[Environment]:
@@ -45,9 +47,11 @@ def load(env_id: str) -> type[Environment]:
     Raises ConfigError for an unknown id or a broken package, MissingDependency if a built-in one needs another package.
     """
     require_known(env_id)
-    entry, *others = _registered()[env_id]
+    entry, *others = _entry_points()[env_id]
     if rivals := [other for other in others if other.value != entry.value]:
-        owners = " and ".join(f"{each.value} (package {each.dist.name})" for each in (entry, *rivals) if each.dist)
+        owners = " and ".join(
+            f"{candidate.value} (package {candidate.dist.name})" for candidate in (entry, *rivals) if candidate.dist
+        )
         raise ConfigError(f"environment {env_id!r} is installed twice, as {owners}: rename or uninstall one of them")
     # A full collection over what gymnasium brings holds up the event loop for 25 to 70 ms, again and again.
     with attributed(env_id, "cannot be imported"), uncollected(entry.module):
@@ -75,7 +79,7 @@ def attributed(env_id: str, trouble: str) -> Iterator[None]:
     except HorizonError:
         raise
     except (Exception, SystemExit) as error:  # the boundary: the package may be anybody's
-        entry = _registered()[env_id][0]
+        entry = _entry_points()[env_id][0]
         package = entry.value.partition(":")[0].partition(".")[0]
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if package == "horizonrl":
@@ -99,8 +103,8 @@ def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[Tas
     listing = load(env_id).tasks
     with attributed(env_id, "cannot list its tasks"):
         # A recipe has one list of options; the listing takes those that choose tasks, and `make` checks all of them.
-        known = inspect.signature(listing).parameters
-        listed = _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in known})
+        parameters = inspect.signature(listing).parameters
+        listed = _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in parameters})
         if not isinstance(listed, Sequence):
             raise ConfigError(
                 f"environment {env_id!r} cannot list its tasks: {listing.__qualname__} returned a "
@@ -123,11 +127,11 @@ def select(
 ) -> tuple[TaskSpec, ...]:
     """Return the tasks of a split and of the given categories, in the environment's order. No category means all."""
     listed = tasks(env_id, options)
-    known = dict.fromkeys(task.category for task in listed)
-    if unknown := [category for category in categories if category not in known]:
+    known_categories = dict.fromkeys(task.category for task in listed)
+    if unknown := [category for category in categories if category not in known_categories]:
         raise ConfigError(
-            f"environment {env_id!r} has no category {unknown[0]!r}{did_you_mean(unknown[0], known)} Known: "
-            f"{', '.join(sorted(known))}"
+            f"environment {env_id!r} has no category {unknown[0]!r}{did_you_mean(unknown[0], known_categories)} Known: "
+            f"{', '.join(sorted(known_categories))}"
         )
     selected = tuple(
         task for task in listed if split in ("all", task.split) and (not categories or task.category in categories)
@@ -143,11 +147,11 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
     """Return a new instance. Raises ConfigError for an unknown option or an invalid value."""
     environment = load(env_id)
     options = options or {}
-    known = inspect.signature(environment).parameters
-    if unknown := [option for option in options if option not in known]:
+    parameters = inspect.signature(environment).parameters
+    if unknown := [option for option in options if option not in parameters]:
         raise ConfigError(
-            f"environment {env_id!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], known)} Known: "
-            f"{', '.join(sorted(known)) or 'none'}"
+            f"environment {env_id!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], parameters)} Known: "
+            f"{', '.join(sorted(parameters)) or 'none'}"
         )
     return _call(env_id, environment, options)
 
@@ -158,8 +162,8 @@ def preparation(env_id: str, options: Mapping[str, Any] | None = None) -> Callab
     prepare = getattr(load(env_id), "prepare", None)
     if prepare is None:
         return lambda: False
-    known = inspect.signature(prepare).parameters
-    return partial(prepare, **{name: value for name, value in options.items() if name in known})
+    parameters = inspect.signature(prepare).parameters
+    return partial(prepare, **{name: value for name, value in options.items() if name in parameters})
 
 
 async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) -> str:
@@ -221,9 +225,9 @@ def _player(env_id: str, options: Mapping[str, Any] | None) -> tuple[str, Mappin
     wrapped = getattr(load(env_id), "wrapped", None)
     if wrapped is None:
         return env_id, options or {}
-    known = inspect.signature(wrapped).parameters
-    found: tuple[str, Mapping[str, Any]] = wrapped(**{k: v for k, v in (options or {}).items() if k in known})
-    return found
+    parameters = inspect.signature(wrapped).parameters
+    inner: tuple[str, Mapping[str, Any]] = wrapped(**{k: v for k, v in (options or {}).items() if k in parameters})
+    return inner
 
 
 def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -> T:
@@ -235,12 +239,12 @@ def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -
 
 
 @cache
-def _registered() -> Mapping[str, Sequence[EntryPoint]]:
+def _entry_points() -> Mapping[str, Sequence[EntryPoint]]:
     """Return the entry points, read once per process: reading takes 5 to 20 ms, and every episode makes an instance."""
-    found = defaultdict(list)
+    entries = defaultdict(list)
     for entry in entry_points(group=GROUP):
-        found[entry.name].append(entry)
-    return dict(found)
+        entries[entry.name].append(entry)
+    return dict(entries)
 
 
 def _raised_at(error: BaseException, entry: EntryPoint) -> str:

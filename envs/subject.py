@@ -13,7 +13,7 @@ from typing import Any
 from horizonrl.common.errors import ContractBroken, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import contract, registry
-from horizonrl.envs.api import CallsTools, Environment, Expert, Reply, Step, ToolCall, expert_of, tool_user
+from horizonrl.envs.api import CallsTools, Environment, Expert, Reply, Step, ToolCall, make_expert, tool_user
 from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
 
@@ -82,9 +82,9 @@ class Subject:
         return first.text
 
     async def step(self, environment: Environment, text: str) -> Step:
-        self.last_call = f"step({shown(text)})"
+        self.last_call = f"step({show(text)})"
         # Cut as rollouts and servers cut: nobody ever sends an environment more.
-        return await self._answered(environment, "step", environment.step(readable(text)))
+        return await self._await_step(environment, "step", environment.step(readable(text)))
 
     async def answer(self, environment: Environment, reply: Reply) -> Step:
         """Send a reply: its one call if it has one, else its text."""
@@ -92,19 +92,19 @@ class Subject:
         if user is None or not reply.calls:
             return await self.step(environment, reply.text)
         name, arguments = reply.calls[0].name, readable(reply.calls[0].arguments)
-        self.last_call = f"call({shown(name)}, {shown(arguments)})"
-        return await self._answered(environment, "call", user.call(ToolCall(name, arguments)))
+        self.last_call = f"call({show(name)}, {show(arguments)})"
+        return await self._await_step(environment, "call", user.call(ToolCall(name, arguments)))
 
-    async def _answered(self, environment: Environment, method: str, answer: Awaitable[Step]) -> Step:
+    async def _await_step(self, environment: Environment, method: str, answer: Awaitable[Step]) -> Step:
         began = time.perf_counter()
         with _judging(method):
-            step: Step = await contract.answered(environment, method, answer)
+            step: Step = await contract.await_answer(environment, method, answer)
             self.step_times_s.append(time.perf_counter() - began)
-            contract.checked(environment, method, step)
+            contract.check_step(environment, method, step)
         self._judge(step)
         return step
 
-    def advised(self, environment: Environment, observation: str, expert: Expert | None = None) -> Reply:
+    def ask_expert(self, environment: Environment, observation: str, expert: Expert | None = None) -> Reply:
         """Return what the expert of the task replies; the observation itself if there is no expert."""
         expert = expert or self.expert(environment)
         if expert is None:
@@ -139,7 +139,7 @@ class Subject:
             text = None if expert else next(babble, None)
             if text is None and expert is None:
                 return first, steps
-            reply = self.advised(environment, observation, expert) if text is None else Reply(text)
+            reply = self.ask_expert(environment, observation, expert) if text is None else Reply(text)
             steps.append(await self.answer(environment, reply))
             if steps[-1].terminated or steps[-1].truncated:
                 return first, steps
@@ -151,11 +151,11 @@ class Subject:
         if not self.has_expert:
             return None
         try:
-            return expert_of(environment)
+            return make_expert(environment)
         except EnvironmentFailure:
             return None
 
-    def place_of(self, method: str) -> str:
+    def locate(self, method: str) -> str:
         """Return `file:line, Class.method` of a method of the environment."""
         environment = registry.load(self.env_id)
         function = inspect.unwrap(getattr(environment, method, environment))
@@ -168,15 +168,15 @@ class Subject:
         """Return `file:line, function` of the innermost frame in the environment's own module or package."""
         module = sys.modules[registry.load(self.env_id).__module__]
         file = str(module.__file__)
-        own = str(Path(file).parent) if module.__package__ else file
+        source = str(Path(file).parent) if module.__package__ else file
         frames = [
             frame
             for link in reversed([*contract.causes(error)])
             for frame in traceback.extract_tb(link.__traceback__)
             if frame.filename != __file__
         ]
-        found = ([frame for frame in frames if frame.filename.startswith(own)] or frames)[-1:]
-        return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in found)
+        frames_of_env = ([frame for frame in frames if frame.filename.startswith(source)] or frames)[-1:]
+        return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in frames_of_env)
 
 
 @contextmanager
@@ -188,6 +188,6 @@ def _judging(method: str) -> Iterator[None]:
         raise Violation(str(error), method) from None
 
 
-def shown(text: str) -> str:
+def show(text: str) -> str:
     """Return the repr of a text, cut after MAX_SHOWN characters."""
     return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}... of {len(text):,} characters"

@@ -239,16 +239,16 @@ class Transcripts:
     async def step(self, text: str) -> Step:
         """Answer as the record does."""
         # The reply is not read: the record goes on as recorded, whatever an agent would have done.
-        transcript = self._begun()
+        transcript = self._current()
         return self._end_turn(transcript, transcript.observations[self._turn])
 
     def tools(self) -> Tools:
         """Return the tools of the record."""
-        return self._begun().tools
+        return self._current().tools
 
     async def call(self, call: ToolCall) -> Step:
         """Answer as the record does. The last call of a turn ends it."""
-        transcript = self._begun()
+        transcript = self._current()
         recorded = transcript.calls.get(self._turn)
         if recorded is None:
             return self._end_turn(transcript, transcript.observations[self._turn])
@@ -265,23 +265,23 @@ class Transcripts:
 
     def expert(self) -> "Transcripts":
         """Return the agent of the record."""
-        self._begun()
+        self._current()
         return self
 
     def act(self, observation: str) -> str:
         """Return the recorded agent's reply in this turn."""
-        return self._begun().turns[self._turn]
+        return self._current().turns[self._turn]
 
     def reply(self, observation: str) -> Reply:
         """Return the recorded agent's reply in this turn, with its calls."""
-        transcript = self._begun()
+        transcript = self._current()
         answered = transcript.calls.get(self._turn, ())
         return Reply(transcript.turns[self._turn], tuple(made.call for made in answered))
 
     async def close(self) -> None:
         self._transcript = None
 
-    def _begun(self) -> Transcript:
+    def _current(self) -> Transcript:
         if self._transcript is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         if self._turn == len(self._transcript.turns):
@@ -320,19 +320,19 @@ def _load(path: Path, solved_at: float | None) -> TranscriptFile:
         content = file.read_bytes()
         # Over the bytes of all files, since each machine must read the same demonstrations (see `version`).
         digest.update(content)
-        records += _records(file, _decoded(file, content))
+        records += _records(file, _decode(file, content))
     if not records:
         raise ConfigError(f"{path} holds no record: write one a line as {FORM}")
     # Unsolved records are left out unparsed: nobody has to repair what is not imitated.
-    found = [_parse(place, record) for place, record in records if _is_solved(place, record, solved_at)]
-    if len(found) < len(records):
-        log.info("transcripts_unsolved", path=str(path), left_out=len(records) - len(found), records=len(records))
-    if not found:
+    transcripts = [_parse(place, record) for place, record in records if _is_solved(place, record, solved_at)]
+    if len(transcripts) < len(records):
+        log.info("transcripts_unsolved", path=str(path), left_out=len(records) - len(transcripts), records=len(records))
+    if not transcripts:
         raise ConfigError(f"none of the {len(records)} records of {path} was solved: there is nothing to imitate")
-    names = _unique([item_id or f"record_{number}" for number, (item_id, _) in enumerate(found)])
+    names = _unique([item_id or f"record_{number}" for number, (item_id, _) in enumerate(transcripts)])
     return TranscriptFile(
         digest=digest.hexdigest(),
-        transcripts={name: transcript for name, (_, transcript) in zip(names, found, strict=True)},
+        transcripts={name: transcript for name, (_, transcript) in zip(names, transcripts, strict=True)},
     )
 
 
@@ -340,12 +340,12 @@ def _files(path: Path) -> Sequence[Path]:
     """Return the file, or all record files below a folder, sorted. Hidden ones are copies that programs keep."""
     if not path.is_dir():
         return [path]
-    found = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    files = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
     # Such as `.ipynb_checkpoints/a.jsonl` and macOS's `._a.jsonl`.
-    return sorted(file for file in found if not any(p.startswith(".") for p in file.relative_to(path).parts))
+    return sorted(file for file in files if not any(p.startswith(".") for p in file.relative_to(path).parts))
 
 
-def _decoded(path: Path, content: bytes) -> str:
+def _decode(path: Path, content: bytes) -> str:
     try:
         # Some editors begin a file with a byte order mark, which JSON does not allow.
         return content.decode("utf-8-sig")
@@ -364,39 +364,39 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            place = f"{path}, line {number}"
-            yield place, _json(place, line)
+            where = f"{path}, line {number}"
+            yield where, _json(where, line)
 
 
-def _json(place: str, text: str) -> Any:
+def _json(where: str, text: str) -> Any:
     try:
         return from_json(text)
     except ValueError as error:
-        raise ConfigError(f"{place} is not JSON ({error}): write a JSON list, or one record a line as {FORM}") from None
+        raise ConfigError(f"{where} is not JSON ({error}): write a JSON list, or one record a line as {FORM}") from None
 
 
-def _parse(place: str, value: Any) -> tuple[str | None, Transcript]:
+def _parse(where: str, value: Any) -> tuple[str | None, Transcript]:
     try:
         conversation = Conversation.model_validate(value)
         return conversation.item_id, _fold(conversation)
     except ValidationError as error:
-        raise ConfigError(f"{place}: {_problems(error)}; write it as {FORM}") from None
+        raise ConfigError(f"{where}: {_problems(error)}; write it as {FORM}") from None
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _problems(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3])
 
 
-def _is_solved(place: str, value: Any, solved_at: float | None) -> bool:
+def _is_solved(where: str, value: Any, solved_at: float | None) -> bool:
     """Return whether a record should be imitated. True for a value that is no object: parsing then rejects it."""
     try:
         return not isinstance(value, dict) or Outcome.model_validate(value).is_solved(solved_at)
     except ValidationError as error:
-        raise ConfigError(f"{place}: {_problems(error)}; write it as {FORM}") from None
+        raise ConfigError(f"{where}: {_problems(error)}; write it as {FORM}") from None
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _fold(conversation: Conversation) -> Transcript:

@@ -139,7 +139,7 @@ def _has_no_effect(name: str, value: Any) -> bool:
     return value not in NEUTRAL[name] if name in NEUTRAL else name not in ACCEPTED
 
 
-def tools_of(given: Any, nested: bool) -> Tools:
+def make_tools(given: Any, nested: bool) -> Tools:
     """Return declared functions in Chat Completions' form; `nested` tells it from that of Responses.
 
     Tools of other types, which a provider would run or read in a way of its own, are left out.

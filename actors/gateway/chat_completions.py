@@ -15,8 +15,8 @@ from horizonrl.actors.gateway.calls import (
     clean,
     ignored_parameters,
     in_order_of_calls,
+    make_tools,
     text_of,
-    tools_of,
     with_words,
 )
 
@@ -37,7 +37,7 @@ def parse(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
     messages = conversation(body.get("messages"), replies)
     return CallRequest(
         messages=messages,
-        tools=tools_of(body.get("tools"), nested=True),
+        tools=make_tools(body.get("tools"), nested=True),
         may_call=body.get("tool_choice") != "none",
         max_tokens=limit_of(body, "max_completion_tokens", "max_tokens"),
         stop=_stops(body.get("stop")),

@@ -16,9 +16,9 @@ from horizonrl.actors.gateway.calls import (
     clean,
     ignored_parameters,
     in_order_of_calls,
+    make_tools,
     reply_name,
     text_of,
-    tools_of,
     with_words,
 )
 from horizonrl.actors.gateway.chat_completions import limit_of, marks, sse
@@ -47,7 +47,7 @@ def parse_response_request(body: dict[str, Any], replies: Replies = NO_REPLIES) 
     messages = (*system, *conversation.of(items))
     return CallRequest(
         messages=messages,
-        tools=tools_of(body.get("tools"), nested=False),
+        tools=make_tools(body.get("tools"), nested=False),
         may_call=body.get("tool_choice") != "none",
         max_tokens=limit_of(body, "max_output_tokens"),
         ignored=ignored_parameters(body, messages),

@@ -38,7 +38,7 @@ from horizonrl.common.types import (
     Turn,
 )
 from horizonrl.envs import contract
-from horizonrl.envs.api import Environment, Program, expert_of, state_digest
+from horizonrl.envs.api import Environment, Program, make_expert, state_digest
 from horizonrl.envs.bounds import readable
 
 log = get_logger()
@@ -180,7 +180,7 @@ class EpisodePlay:
             )
         return ExpertAgent(
             # An environment without an expert raises here; the ticket goes back, and ends as void after `max_deliver`.
-            expert_of(self.environment),
+            make_expert(self.environment),
             self.speech,
             self.ticket.issued_at_version,
             sampling.max_turn_tokens,

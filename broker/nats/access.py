@@ -11,7 +11,7 @@ What is not listed is denied. Only the controller creates consumers; a reader as
 from collections.abc import Iterator
 
 from horizonrl.broker.api import Key, Role, Stream
-from horizonrl.broker.nats.streams import ACTORS, bucket_name, news_subject, spec_of, stream_name
+from horizonrl.broker.nats.streams import ACTORS, bucket_name, news_subject, stream_name, stream_spec
 
 GUESTS = (Role.LEARNER, Role.ACTOR, Role.MONITOR)
 """The roles with an account of their own."""
@@ -93,7 +93,7 @@ def answered_often(subject: str) -> bool:
 
 
 def _reading(run: str, stream: Stream) -> Iterator[str]:
-    if not spec_of(stream).direct:
+    if not stream_spec(stream).direct:
         yield f"$JS.API.STREAM.MSG.GET.{stream_name(run, stream)}"
     yield f"$JS.API.DIRECT.GET.{stream_name(run, stream)}"
 

@@ -78,11 +78,11 @@ class EmbeddedCluster:
         """Give each server its place in the cluster. `dialled[i]` are the ports at which server i finds the others."""
         # Chosen before any server starts, since each has to know where the others will be.
         self.route_ports = self.route_ports or free_ports(len(self.servers))
-        for number, (server, own) in enumerate(zip(self.servers, self.route_ports, strict=True)):
-            others = dialled[number] if dialled else [port for port in self.route_ports if port != own]
+        for number, (server, route_port) in enumerate(zip(self.servers, self.route_ports, strict=True)):
+            others = dialled[number] if dialled else [port for port in self.route_ports if port != route_port]
             routes = ", ".join(f'"nats://route:{self._password}@127.0.0.1:{port}"' for port in others)
-            place = CLUSTER.format(port=own, password=self._password, routes=routes, more=more)
-            server.extra = f"{self._extra}\n{place}"
+            cluster = CLUSTER.format(port=route_port, password=self._password, routes=routes, more=more)
+            server.extra = f"{self._extra}\n{cluster}"
 
     async def start(self) -> None:
         """Start every server and return once they have elected a leader. Raises BrokerUnreachable."""
@@ -170,13 +170,13 @@ def member_folder(directory: Path, number: int) -> Path:
 
 def free_ports(count: int) -> list[int]:
     """Return ports of loopback that are free now, all different."""
-    found: list[int] = []
+    numbers: list[int] = []
     # Below the ports that Linux gives to whoever asks for any: between this look and the server's start, a connection
     # or another server would take one of those.
     for port in random.sample(range(*ROUTE_PORTS), ROUTE_PORTS[1] - ROUTE_PORTS[0]):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
+            numbers.append(port)
+        if len(numbers) == count:
+            return numbers
     raise RunFailed(f"no {count} ports of loopback between {ROUTE_PORTS[0]} and {ROUTE_PORTS[1]} are free")

@@ -160,21 +160,21 @@ def _credentials(section: NatsSection) -> dict[str, Any]:
         path: Path | None = getattr(section, name)
         if path is not None and not path.is_file():
             raise ConfigError(f"broker.nats.{name} is {path}: there is no such file")
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if section.user is not None:
-        given["user"] = section.user
+        options["user"] = section.user
     if section.password is not None:
-        given["password"] = section.password.get_secret_value()
+        options["password"] = section.password.get_secret_value()
     if section.credentials is not None:
-        given["user_credentials"] = str(section.credentials)
+        options["user_credentials"] = str(section.credentials)
     if section.nkey_seed is not None:
-        given["nkeys_seed"] = str(section.nkey_seed)
+        options["nkeys_seed"] = str(section.nkey_seed)
     if section.ca_file is not None:
         try:
-            given["tls"] = ssl.create_default_context(cafile=str(section.ca_file))
+            options["tls"] = ssl.create_default_context(cafile=str(section.ca_file))
         except ssl.SSLError:
             raise ConfigError(f"broker.nats.ca_file is {section.ca_file}: it holds no certificate") from None
-    return given
+    return options
 
 
 def _user(section: NatsSection) -> str:

@@ -160,7 +160,7 @@ class Connection:
         """
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._answered(what, request)
+                return await self._repeat_until_answered(what, request)
         except TimeoutError:
             # The server does not answer what it refuses, so a refusal first shows as a timeout.
             self.raise_refusal()
@@ -169,7 +169,7 @@ class Connection:
             self.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self.url} is closed") from None
 
-    async def _answered(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
+    async def _repeat_until_answered(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
         stall: Stall | None = None
 
         async def attempt() -> T:

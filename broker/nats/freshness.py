@@ -43,11 +43,11 @@ class Freshness:
         wanted = max(wanted, self._seen.get(name, 0))
         while True:
             answer = await look()
-            found = position(answer)
-            if found >= wanted or loop.time() >= until:
+            reached = position(answer)
+            if reached >= wanted or loop.time() >= until:
                 break
-            log.warning("broker_behind", what=name, at=found, seen=wanted)
+            log.warning("broker_behind", what=name, at=reached, seen=wanted)
             await asyncio.sleep(LAG_POLL_S)
         # Also downwards: once the loss is reported, later requests need not wait for it again.
-        self._seen[name] = found
+        self._seen[name] = reached
         return answer

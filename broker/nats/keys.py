@@ -104,8 +104,8 @@ def _account(keys: KeyFolder, run: str, role: Role) -> str:
         shared = "    jetstream: enabled\n" + _lines("exports", exports)
     return ACCOUNT.format(
         name=account(run, role),
-        may=_indented(f'"{name}"' for name in may),
-        users=_indented(_user(run, role, path) for path in keys.seeds(run, role)),
+        may=_indent(f'"{name}"' for name in may),
+        users=_indent(_user(run, role, path) for path in keys.seeds(run, role)),
         shared=shared,
     )
 
@@ -125,10 +125,10 @@ def _export(subject: str) -> str:
 
 
 def _lines(name: str, items: Iterable[str]) -> str:
-    return f"    {name}: [\n{_indented(items)}\n    ]"
+    return f"    {name}: [\n{_indent(items)}\n    ]"
 
 
-def _indented(items: Iterable[str]) -> str:
+def _indent(items: Iterable[str]) -> str:
     return "\n".join(f"      {item}" for item in items)
 
 

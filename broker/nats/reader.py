@@ -81,7 +81,7 @@ async def stored_message(
     is no such stream.
     """
     call, answer_s = ("DIRECT.GET", DIRECT_ANSWER_S) if direct else ("STREAM.MSG.GET", ANSWER_S)
-    read = _direct if direct else _wrapped
+    read = _direct if direct else _unwrap
     subject, body = f"{connection.api(stream)}.{call}.{stream}", json.dumps(query).encode()
 
     async def one() -> Message | None:
@@ -93,20 +93,20 @@ async def stored_message(
     try:
         return await connection.ask(one)
     except nats.js.errors.NotFoundError:
-        raise gone(stream) from None
+        raise missing_entries(stream) from None
 
 
-async def add_batch(connection: Connection, stream: str, prefix: str, query: Query, found: list[Message]) -> None:
+async def add_batch(connection: Connection, stream: str, prefix: str, query: Query, messages: list[Message]) -> None:
     """Append messages of a stream in order, `batch` at most, from any replica: perhaps none although there are some.
 
     `query` is `{"seq": n, "next_by_subj": subject, "batch": most}`. What has been appended when this is cancelled is
     whole and in order: over a slow line, a caller without time still gets on.
     """
-    had = len(found)
+    had = len(messages)
     subject, body = f"{connection.api(stream)}.DIRECT.GET.{stream}", json.dumps({**query, "max_bytes": BATCH_BYTES})
 
     async def batch() -> None:
-        del found[had:]
+        del messages[had:]
         async with connection.client.unread_answers() as (inbox, answers), asyncio.timeout(None) as patience:
             await connection.client.publish(subject, body.encode(), reply=inbox)
             while True:
@@ -116,25 +116,27 @@ async def add_batch(connection: Connection, stream: str, prefix: str, query: Que
                 # A status: the end of the batch, nothing there, or nobody to answer. The next look asks the leader.
                 if added is None:
                     return
-                own, its_subject, sequence, time, before = added.groups()
+                header, its_subject, sequence, time, before = added.groups()
                 # An answer before this one is lost: from there on, the messages are requested again.
-                if before not in (None, b"%d" % (found[-1].sequence if len(found) > had else 0)):
+                if before not in (None, b"%d" % (messages[-1].sequence if len(messages) > had else 0)):
                     return
                 name = its_subject.decode().removeprefix(prefix)
-                found.append(to_message(name, data, int(sequence), _parse(connection, own), _seconds(time.decode())))
+                messages.append(
+                    to_message(name, data, int(sequence), _parse(connection, header), _seconds(time.decode()))
+                )
                 if before is None:
                     return
 
     await connection.ask(batch)
 
 
-def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None:
-    found = json.loads(answer.data)
-    if error := found.get("error"):
+def _unwrap(answer: Msg, prefix: str, connection: Connection) -> Message | None:
+    answer_body = json.loads(answer.data)
+    if error := answer_body.get("error"):
         if error.get("err_code") == NO_MESSAGE:
             return None
         nats.js.errors.APIError.from_error(error)  # raises it
-    stored = found["message"]
+    stored = answer_body["message"]
     # Cut as the server cuts them in a batch: an entry's digest must not depend on how it was read.
     headers = _parse(connection, base64.b64decode(stored.get("hdrs", ""))[:-2])
     data = base64.b64decode(stored.get("data", ""))
@@ -163,7 +165,7 @@ def _seconds(rfc3339: str) -> float:
     return datetime.fromisoformat(f"{rfc3339[:19]}+00:00").timestamp()
 
 
-def gone(stream: str) -> LogGap:
+def missing_entries(stream: str) -> LogGap:
     return LogGap(f"stream {stream} is gone: restore the broker's files or begin a new run")
 
 
@@ -171,20 +173,20 @@ class NatsReader:
     def __init__(
         self,
         connection: Connection,
-        place: tuple[str, str, str],
+        source: tuple[str, str, str],
         after: int,
         freshness: Freshness,
         *,
         direct: bool = False,
         whole: bool = False,
     ) -> None:
-        """`place` is a stream, a subject in it, and the prefix that the subjects of its messages are given without.
+        """`source` is a stream, a subject in it, and the prefix that the subjects of its messages are given without.
 
         With `whole`, every message of the stream has that subject, and only its first ones are ever purged.
         """
         self._connection = connection
-        self._js: JetStreamContext = connection.jetstream(place[0])
-        self._stream, self._subject, self._prefix = place
+        self._js: JetStreamContext = connection.jetstream(source[0])
+        self._stream, self._subject, self._prefix = source
         self._freshness = freshness
         self._direct = direct
         self._whole = whole
@@ -200,20 +202,20 @@ class NatsReader:
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found: list[Message] = []
+        messages: list[Message] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not await self._look(limit, found):
+                while not await self._look(limit, messages):
                     pause = POLL_SHARE * (loop.time() - began)
                     await asyncio.sleep(min(max(pause, SOONEST_S), LATEST_S))
         # Under a time limit of its own: the first one may have cut a batch short, and what has come of it is kept.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._move_behind(found)
-                return found
+                await self._move_behind(messages)
+                return messages
         return []
 
-    async def _look(self, limit: int, found: list[Message]) -> bool:
+    async def _look(self, limit: int, messages: list[Message]) -> bool:
         """Append up to `limit` messages that are stored now; return whether there are any."""
         # Read before the check: a reconnect during the check makes the next look check again.
         reconnects = self._connection.counters.reconnects
@@ -227,31 +229,31 @@ class NatsReader:
             first = await stored_message(self._connection, self._stream, self._prefix, query, direct=self._direct)
             if first is None:
                 return False
-            found.append(first)
-        if len(found) < limit:
-            query |= {"batch": limit - len(found)} | ({"seq": found[0].sequence + 1} if found else {})
-            await add_batch(self._connection, self._stream, self._prefix, query, found)
-        self._flowing = bool(found)
+            messages.append(first)
+        if len(messages) < limit:
+            query |= {"batch": limit - len(messages)} | ({"seq": messages[0].sequence + 1} if messages else {})
+            await add_batch(self._connection, self._stream, self._prefix, query, messages)
+        self._flowing = bool(messages)
         return self._flowing
 
-    async def _move_behind(self, found: list[Message]) -> None:
+    async def _move_behind(self, messages: list[Message]) -> None:
         """Make the position that behind these messages. Raises LogGap if there were others before or between them."""
         # The sequence jumps over other subjects and over what was purged. Only the stream's extent tells the two apart.
-        expected = (self._next, *(message.sequence + 1 for message in found))
-        for wanted, message in zip(expected, found, strict=False):
+        expected = (self._next, *(message.sequence + 1 for message in messages))
+        for wanted, message in zip(expected, messages, strict=False):
             if message.sequence != wanted:
                 await self._check_gap(wanted)
                 if self._whole:
-                    await self._complete(found)
+                    await self._complete(messages)
                 break  # a purge takes the first messages first
-        if found:
-            self._next = found[-1].sequence + 1
-            self._freshness.saw(self._stream, found[-1].sequence)
+        if messages:
+            self._next = messages[-1].sequence + 1
+            self._freshness.saw(self._stream, messages[-1].sequence)
 
-    async def _complete(self, found: list[Message]) -> None:
+    async def _complete(self, messages: list[Message]) -> None:
         """Add what a damaged replica has left out: the leader is asked for each message that is not there."""
-        held = {message.sequence for message in found}
-        for sequence in range(self._next, found[-1].sequence):
+        held = {message.sequence for message in messages}
+        for sequence in range(self._next, messages[-1].sequence):
             if sequence not in held and sequence not in self._asked:
                 query = {"seq": sequence}
                 self._asked[sequence] = await stored_message(self._connection, self._stream, self._prefix, query)
@@ -259,7 +261,7 @@ class NatsReader:
         self._asked = {}
         if left_out:
             log.warning("replica_damaged", stream=self._stream, left_out=len(left_out), first=left_out[0].sequence)
-            found[:] = sorted([*found, *left_out], key=lambda message: message.sequence)
+            messages[:] = sorted([*messages, *left_out], key=lambda message: message.sequence)
 
     async def _check_gap(self, wanted: int) -> None:
         """Raise LogGap unless the stream still holds the message at `wanted`, or will store it next.
@@ -274,7 +276,7 @@ class NatsReader:
         try:
             state = await self._freshness.at_least(self._stream, look, lambda state: state.last_seq, wanted - 1)
         except nats.js.errors.NotFoundError:
-            raise gone(self._stream) from None
+            raise missing_entries(self._stream) from None
         check_gap(self._stream, wanted, state.first_seq, state.last_seq)
 
     async def close(self) -> None:

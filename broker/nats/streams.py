@@ -59,7 +59,7 @@ STREAMS = (
 )
 
 
-def spec_of(stream: Stream) -> StreamSpec:
+def stream_spec(stream: Stream) -> StreamSpec:
     return next(spec for spec in STREAMS if spec.stream is stream)
 
 
@@ -116,8 +116,8 @@ async def ensure_streams(js: JetStreamContext, run: str, broker: BrokerSection) 
     """
     for spec in STREAMS:
         await _ensure_stream(js, stream_config(run, spec, broker))
-        own = ACTORS if spec.stream is Stream.TICKETS else ""
-        await _remove_foreign_consumers(js, stream_name(run, spec.stream), own)
+        ours = ACTORS if spec.stream is Stream.TICKETS else ""
+        await _remove_foreign_consumers(js, stream_name(run, spec.stream), ours)
     await _ensure_actors(js, stream_name(run, Stream.TICKETS), actors_config(broker.ack_wait_s))
     # After all streams and the consumer: the other roles wait for the bucket, then use the rest (`_await_streams`).
     await _ensure_bucket(js, run, broker.nats.replicas)
@@ -142,10 +142,10 @@ async def _ensure_bucket(js: JetStreamContext, run: str, replicas: int | None) -
     await _change(js, present, changes)
 
 
-async def _remove_foreign_consumers(js: JetStreamContext, stream: str, own: str = "") -> None:
+async def _remove_foreign_consumers(js: JetStreamContext, stream: str, ours: str = "") -> None:
     """Remove every consumer but the run's own: beyond its limit of consumers, a server would refuse that one too."""
     # The server lists consumers in pages, so the list is requested until it has only our own.
-    while foreign := [found.name for found in await js.consumers_info(stream) if found.name != own]:
+    while foreign := [consumer.name for consumer in await js.consumers_info(stream) if consumer.name != ours]:
         for name in foreign:
             with contextlib.suppress(nats.js.errors.NotFoundError):  # it has ended by itself
                 await js.delete_consumer(stream, name)
@@ -159,7 +159,7 @@ async def _present_or_created(
     with contextlib.suppress(nats.js.errors.NotFoundError):
         return (await js.stream_info(stream)).config
     try:
-        await _placed(stream, replicas, create)
+        await _retry_with_replicas(stream, replicas, create)
     except nats.js.errors.APIError as error:
         if error.err_code != NAME_IN_USE:  # else another role has just created it, with settings of its own
             raise
@@ -197,7 +197,7 @@ async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict
         log.warning("replicas_changed", stream=present.name, before=present.num_replicas, now=changes["num_replicas"])
     try:
         changed = present.evolve(**changes)
-        await _placed(present.name, changed.num_replicas, lambda: js.update_stream(changed))
+        await _retry_with_replicas(present.name, changed.num_replicas, lambda: js.update_stream(changed))
     except nats.js.errors.APIError as error:
         if isinstance(error, nats.js.errors.ServiceUnavailableError):  # the cluster is electing a leader
             raise
@@ -207,7 +207,7 @@ async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict
         ) from None
 
 
-async def _placed(stream: str | None, replicas: int | None, request: Callable[[], Awaitable[T]]) -> T:
+async def _retry_with_replicas(stream: str | None, replicas: int | None, request: Callable[[], Awaitable[T]]) -> T:
     """Create or change a stream; wait for servers that have not joined the cluster yet.
 
     Raises ConfigError if the servers cannot hold the replicas.

@@ -25,8 +25,8 @@ from nats.js.api import StreamInfo
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
 from horizonrl.broker.nats.connection import Connection, is_full
 from horizonrl.broker.nats.freshness import Freshness
-from horizonrl.broker.nats.reader import MESSAGE_ID, NatsReader, gone, stored_message, to_message
-from horizonrl.broker.nats.streams import ACTORS, UNLIMITED, bucket_name, news_subject, spec_of, stream_name
+from horizonrl.broker.nats.reader import MESSAGE_ID, NatsReader, missing_entries, stored_message, to_message
+from horizonrl.broker.nats.streams import ACTORS, UNLIMITED, bucket_name, news_subject, stream_name, stream_spec
 from horizonrl.common.errors import BrokerUnreachable, LogGap, RecordTooLarge, StateConflict
 
 HEADER_ROOM = 4_096
@@ -197,9 +197,9 @@ class NatsTransport:
         tickets, self._tickets = self._tickets, None
         if tickets is None:
             return
-        left = tickets._pending_queue  # what has arrived already goes back at once
-        while not left.empty():
-            raw = left.get_nowait()
+        queue = tickets._pending_queue  # what has arrived already goes back at once
+        while not queue.empty():
+            raw = queue.get_nowait()
             if raw.reply:
                 self._say_later(raw.respond(b"-NAK"))
         self._say_later(tickets.unsubscribe())
@@ -215,12 +215,12 @@ class NatsTransport:
         task.add_done_callback(self._saying.discard)
 
     async def reader(self, stream: Stream, after: int, subject: str | None = None) -> NatsReader:
-        spec = spec_of(stream)
+        spec = stream_spec(stream)
         filtered = f"{self.run}.{subject or spec.subject}"
         name = stream_name(self.run, stream)
-        place = (name, filtered, f"{self.run}.")
+        source = (name, filtered, f"{self.run}.")
         whole = stream is Stream.GROUPS and subject is None
-        return NatsReader(self._connection, place, after, self._freshness, direct=spec.direct, whole=whole)
+        return NatsReader(self._connection, source, after, self._freshness, direct=spec.direct, whole=whole)
 
     async def last(self, stream: Stream, subject: str) -> Message | None:
         query = {"last_by_subj": f"{self.run}.{subject}"}
@@ -243,18 +243,18 @@ class NatsTransport:
             try:
                 return await self._connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
             except nats.js.errors.NotFoundError:
-                raise gone(name) from None
+                raise missing_entries(name) from None
 
-        found = await self._freshness.at_least(name, look, lambda info: info.state.last_seq)
+        status = await self._freshness.at_least(name, look, lambda info: info.state.last_seq)
         # A stream without a limit has -1 here, or nothing.
-        state, limit = found.state, found.config.max_bytes or UNLIMITED
+        state, limit = status.state, status.config.max_bytes or UNLIMITED
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
 
     async def leader(self, stream: Stream | None) -> str | None:
         """Return the name of the server that leads a stream, or the keys (None), in a cluster; None without one."""
         name = f"KV_{bucket_name(self.run)}" if stream is None else stream_name(self.run, stream)
-        found = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
-        return found.cluster.leader if found.cluster else None
+        info = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+        return info.cluster.leader if info.cluster else None
 
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
@@ -276,7 +276,7 @@ class NatsTransport:
         try:
             await self._connection.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
         except nats.js.errors.NotFoundError:
-            raise gone(name) from None
+            raise missing_entries(name) from None
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
         # JetStream's compare-and-set, on which "one learner speaks" rests (invariants). An unconditional put names the

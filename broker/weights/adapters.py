@@ -66,8 +66,8 @@ def _floats(words: Array) -> Array:
     return (words.astype(np.uint32) << 16).view(np.float32)
 
 
-def _words(data: Bytes, place: TensorPlace) -> Array:
-    return data[place.offset : place.offset + place.size_bytes].view(np.uint16).reshape(place.shape)
+def _words(data: Bytes, tensor: TensorPlace) -> Array:
+    return data[tensor.offset : tensor.offset + tensor.size_bytes].view(np.uint16).reshape(tensor.shape)
 
 
 def _targets(base: Layout, adapters: Layout) -> list[_Target]:
@@ -75,23 +75,23 @@ def _targets(base: Layout, adapters: Layout) -> list[_Target]:
     names = {name.removesuffix(side) for name in adapters.tensors for side in SIDES if name.endswith(side)}
     if len(adapters.tensors) != 2 * len(names):
         raise WeightsRejected(f"the adapters have tensors that are not in pairs, {' and '.join(SIDES)}")
-    found = []
+    targets = []
     for name in names:
         A, B = (adapters.tensors.get(f"{name}{side}") for side in SIDES)
         if (W := base.tensors.get(name)) is None or A is None or B is None:
             raise WeightsRejected(f"the adapter of {name!r} has no weight in the frozen model, or only one side")
-        if any(not _is_matrix(place) for place in (W, A, B)) or not 0 < A.shape[0] == B.shape[1]:
+        if any(not _is_matrix(tensor) for tensor in (W, A, B)) or not 0 < A.shape[0] == B.shape[1]:
             raise WeightsRejected(f"the adapter of {name!r} is not made of matrices of bfloat16, or has no rank")
         if W.shape != (B.shape[0], A.shape[1]):
             raise WeightsRejected(f"the adapter of {name!r} is {B.shape} times {A.shape}, and its weight {W.shape}")
-        found.append(_Target(W, A, B))
-    found.sort(key=lambda target: target.W.offset)
-    ends = [target.W.offset + target.W.size_bytes for target in found]
-    if any(end > after.W.offset for end, after in zip(ends, found[1:], strict=False)):
+        targets.append(_Target(W, A, B))
+    targets.sort(key=lambda target: target.W.offset)
+    ends = [target.W.offset + target.W.size_bytes for target in targets]
+    if any(end > after.W.offset for end, after in zip(ends, targets[1:], strict=False)):
         raise WeightsRejected("two weights with adapters overlap in the frozen model")
-    return found
+    return targets
 
 
-def _is_matrix(place: TensorPlace) -> bool:
-    even = place.offset % 2 == 0 and place.size_bytes == 2 * prod(place.shape)
-    return even and place.dtype == "BF16" and len(place.shape) == 2 and min(place.shape) > 0
+def _is_matrix(tensor: TensorPlace) -> bool:
+    even = tensor.offset % 2 == 0 and tensor.size_bytes == 2 * prod(tensor.shape)
+    return even and tensor.dtype == "BF16" and len(tensor.shape) == 2 and min(tensor.shape) > 0

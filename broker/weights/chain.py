@@ -60,7 +60,7 @@ class _Link:
         sizes = [headers.get(name, "") for name in (BYTES, OFFSET)]
         if base is None or policy is None or not all(re.fullmatch(r"[0-9]{1,15}", size) for size in sizes):
             return None
-        first, second = (PolicyVersion(version=int(found[1]), lineage=int(found[2])) for found in (base, policy))
+        first, second = (PolicyVersion(version=int(match[1]), lineage=int(match[2])) for match in (base, policy))
         return cls(first, second, headers.get(DIGEST, ""), int(sizes[0]), int(sizes[1]))
 
 

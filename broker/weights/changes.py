@@ -63,13 +63,13 @@ def encode_changes(base: Buffer, new: Buffer) -> bytes:
     olds, news = as_bytes(base), as_bytes(new)
     sections: list[list[Part]] = [[]]
     filled = 0
-    for place in layout.tensors.values():
+    for tensor in layout.tensors.values():
         if filled >= SECTION_BYTES:
             sections.append([])
             filled = 0
-        start, end = place.offset, place.offset + place.size_bytes
-        sections[-1].append(Part(start, place.dtype, olds[start:end], news[start:end]))
-        filled += place.size_bytes
+        start, end = tensor.offset, tensor.offset + tensor.size_bytes
+        sections[-1].append(Part(start, tensor.dtype, olds[start:end], news[start:end]))
+        filled += tensor.size_bytes
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return join_sections(layout, list(pool.map(encode_section, sections)))
 

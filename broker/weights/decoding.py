@@ -91,12 +91,12 @@ def patch(image: Bytes, sections: list[ReadSection]) -> list[tuple[int, Array]]:
 
 def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P: Array) -> bool:
     head = section.head
-    lengths = [(each.gap_bytes, 2 * each.value_words) for each in head.classes]
+    lengths = [(group.gap_bytes, 2 * group.value_words) for group in head.classes]
     ends = section.streams_at + np.cumsum(np.array(lengths, np.int64).reshape(-1)).reshape(-1, 2)
     starts = ends - np.array(lengths, np.int64).reshape(-1, 2)
     # A stream of symbols begins with the state, of two words.
     state_C = np.array([int(section.data[start : start + 4].view("<u4")[0]) for start in starts[:, 1]], np.uint64)
-    tables = np.array([_table(each.frequency_S) for each in head.classes], np.uint32)
+    tables = np.array([_table(group.frequency_S) for group in head.classes], np.uint32)
     streams = kernels.Streams(
         section=_address(section.data),
         bits_C=8 * starts[:, 0],
@@ -106,8 +106,8 @@ def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P
         state_C=state_C,
         tables=_address(tables),
     )
-    first_C = np.array([each.first for each in head.classes], np.uint8)
-    span_C = np.array([each.last - each.first for each in head.classes], np.uint8)
+    first_C = np.array([group.first for group in head.classes], np.uint8)
+    span_C = np.array([group.last - group.first for group in head.classes], np.uint8)
     columns = (head.offset_P, head.words_P.copy(), head.shift_P.copy(), first_C, span_C, head.counts_PC.copy())
     return bool(kernels.patch_section(_address(image), *columns, head.rice_PC, streams, undo, end_P))
 

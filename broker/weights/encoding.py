@@ -63,7 +63,7 @@ def encode(parts: Iterable[Part]) -> bytes:
         if len(pair.old) % 2 and pair.old[-1] != pair.new[-1]
     ]
     pairs = [pair for pair in pairs if pair.changed_E.any()]
-    ranges = [(shift, *each) for shift, members_E in sampled.items() for each in _ranges(pairs, shift, members_E)]
+    ranges = [(shift, *bounds) for shift, members_E in sampled.items() for bounds in _ranges(pairs, shift, members_E)]
     counts_PC = np.zeros((len(pairs), len(ranges)), np.int64)
     for p, pair in enumerate(pairs):
         for c, (shift, first, last) in enumerate(ranges):
@@ -95,14 +95,14 @@ def merged_exponents(changed_E: Array, members_E: Array) -> list[tuple[int, int]
     def bits(first: int, last: int) -> float:
         return _entropy_bits(changed_E[first : last + 1].sum(), members_E[first : last + 1].sum())
 
-    def loss(left: tuple[int, int], right: tuple[int, int]) -> float:
-        a, b = (changed_E[first : last + 1].sum() for first, last in (left, right))
-        gaps = bits(left[0], right[1]) - bits(*left) - bits(*right)
+    def loss(lower: tuple[int, int], second: tuple[int, int]) -> float:
+        a, b = (changed_E[first : last + 1].sum() for first, last in (lower, second))
+        gaps = bits(lower[0], second[1]) - bits(*lower) - bits(*second)
         return float(gaps + VALUE_SHARE * _entropy_bits(min(a, b), a + b))
 
     ranges = [(int(e), int(e)) for e in np.flatnonzero(changed_E)]
     while len(ranges) > 1:
-        losses = [loss(left, right) for left, right in pairwise(ranges)]
+        losses = [loss(lower, second) for lower, second in pairwise(ranges)]
         least = int(np.argmin(losses))
         if len(ranges) <= WANTED_CLASSES and losses[least] > CLASS_BITS:
             break

@@ -94,7 +94,7 @@ def shared_frame(manifest: WeightsManifest, shared_dir: Path | None) -> Path | N
     A manifest comes from another program and is not trusted: only regular files in `shared_dir` are opened for it.
     """
     shared = _within(shared_dir, manifest.path)
-    return shared if shared is not None and _verified(shared, manifest) else None
+    return shared if shared is not None and _verify(shared, manifest) else None
 
 
 async def fetch_frame(
@@ -134,7 +134,7 @@ async def _fetch(
     with partial.open("r+b") as target:
         async with reading(transport, manifest.last_sequence, after, subject) as reader:
             await _fetch_chunks(reader, manifest, target, after, progress, received)
-    if not await asyncio.to_thread(_verified, partial, manifest):
+    if not await asyncio.to_thread(_verify, partial, manifest):
         for file in (partial, progress):
             file.unlink(missing_ok=True)
         raise WeightsDamaged(
@@ -251,11 +251,11 @@ def _within(folder: Path | None, path: str | None) -> Path | None:
     return file if file.parent == Path(os.path.realpath(folder)) else None
 
 
-def _verified(path: Path, manifest: SentFile) -> bool:
+def _verify(path: Path, manifest: SentFile) -> bool:
     """Return whether a regular file has the announced bytes; reading a device or a pipe might never end."""
     try:
-        found = path.stat()
-        same_size = stat.S_ISREG(found.st_mode) and found.st_size == manifest.weights_bytes
+        status = path.stat()
+        same_size = stat.S_ISREG(status.st_mode) and status.st_size == manifest.weights_bytes
         return same_size and digest_file(path) == manifest.digest
     except (OSError, ValueError):
         return False

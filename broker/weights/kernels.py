@@ -16,7 +16,7 @@ from numba import int64, njit, uint16, uint32, uint64
 
 from horizonrl.broker.weights.vectors import (
     BLOCK,
-    compiled,
+    compile_kernel,
     differing,
     load16,
     load32,
@@ -68,7 +68,7 @@ class Undo(NamedTuple):
     words: Any
 
 
-@compiled
+@compile_kernel
 def count_changes(old, new, words, shift, changed_E, sampled_E):
     """Add to `changed_E` the changed words of a part by their old exponent, and to `sampled_E` a sample of all."""
     for block in range(0, words, BLOCK):
@@ -90,7 +90,7 @@ def count_changes(old, new, words, shift, changed_E, sampled_E):
                 sampled_E[(load16(old + here + uint64(2 * i)) & 0x7FFF) >> shift] += 1
 
 
-@compiled
+@compile_kernel
 def load_words(source, size, words_W):
     """Return the address of a tile's words: `source`, or a copy in `words_W` of a tile that is not full."""
     if size == TILE:
@@ -100,20 +100,20 @@ def load_words(source, size, words_W):
     return uint64(words_W.ctypes.data)
 
 
-@compiled
+@compile_kernel
 def load_exponents(source, size, shift, exponents):
     for block in range((size + BLOCK - 1) // BLOCK):
         store_exponents(exponents + uint64(BLOCK * block), source + uint64(2 * BLOCK * block), shift)
 
 
-@compiled
+@compile_kernel
 def within(size, block):
     """Return the mask of the words of a block that belong to a tile of `size` words."""
-    left = size - block * BLOCK
-    return ~uint64(0) if left >= BLOCK else (uint64(1) << uint64(left)) - uint64(1)
+    remaining = size - block * BLOCK
+    return ~uint64(0) if remaining >= BLOCK else (uint64(1) << uint64(remaining)) - uint64(1)
 
 
-@compiled
+@compile_kernel
 def gather(old, new, words, shift, first_C, span_C, left_C, gaps, values, filled_C):
     """Append each class's gaps (members between two changes) and values to its place in `gaps` and `values`."""
     old_W, new_W = np.zeros(TILE, np.uint16), np.zeros(TILE, np.uint16)
@@ -153,8 +153,8 @@ def gather(old, new, words, shift, first_C, span_C, left_C, gaps, values, filled
             gap_C[c], filled_C[c] = gap, at
 
 
-@compiled
-def symbol_of(value):
+@compile_kernel
+def look_up_symbol(value):
     if value < 16:
         return int64(value)
     bits = int64(4)
@@ -163,13 +163,13 @@ def symbol_of(value):
     return 16 + 4 * (bits - 4) + ((value >> (bits - 2)) & 3)
 
 
-@compiled
+@compile_kernel
 def count_symbols(values, counts_S):
     for value in values:
-        counts_S[symbol_of(int64(value))] += 1
+        counts_S[look_up_symbol(int64(value))] += 1
 
 
-@compiled
+@compile_kernel
 def rice_bits(gaps, k):
     """Return the size in bits of gaps under the Golomb-Rice parameter `k`."""
     total = int64(0)
@@ -179,14 +179,14 @@ def rice_bits(gaps, k):
     return total
 
 
-@compiled
+@compile_kernel
 def put(target, at, bits, size):
-    place = target + uint64(at >> 3)
-    store64(place, load64(place) | bits << uint64(at & 7))
+    address = target + uint64(at >> 3)
+    store64(address, load64(address) | bits << uint64(at & 7))
     return at + size
 
 
-@compiled
+@compile_kernel
 def pack_gaps(gaps, values, counts_P, rice_P, out):
     """Write each gap and the low bits of its value into zeros; return the end in bits. Gaps come by part."""
     target = uint64(out.ctypes.data)
@@ -202,20 +202,20 @@ def pack_gaps(gaps, values, counts_P, rice_P, out):
                 at = put(target, at, (low << uint64(1) | uint64(1)) << uint64(quotient), quotient + 1 + k)
             else:
                 at = put(target, at, gap << uint64(LONGEST_QUOTIENT), LONGEST_QUOTIENT + 32)
-            symbol = symbol_of(value)
+            symbol = look_up_symbol(value)
             if symbol >= 16:
                 size = 2 + (symbol - 16) // 4
                 at = put(target, at, uint64(value) & ((uint64(1) << uint64(size)) - uint64(1)), size)
     return at
 
 
-@compiled
+@compile_kernel
 def pack_symbols(values, frequency_S, start_S, out):
     """Write the symbols by rANS, the last one first, from the end of `out`; return where they begin."""
     state = uint64(LOWEST_STATE)
     at = len(out)
     for i in range(len(values) - 1, -1, -1):
-        symbol = symbol_of(int64(values[i]))
+        symbol = look_up_symbol(int64(values[i]))
         frequency = uint64(frequency_S[symbol])
         if state >= frequency << uint64(32 - PROBABILITY_BITS):
             at -= 1
@@ -239,7 +239,7 @@ def next_gap(section, bits, k):
     return int64((window >> uint64(LONGEST_QUOTIENT)) & uint64(0xFFFFFFFF)), bits + LONGEST_QUOTIENT + 32
 
 
-@compiled
+@compile_kernel
 def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, undo, at):
     """Decode and patch one part; note what was there from `at`. Return the end, or -1 - end if it is malformed."""
     old_W, exponents_W = np.zeros(TILE, np.uint16), np.zeros(TILE, np.uint8)
@@ -253,8 +253,8 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
         # Blocks behind the part's end hold no rank.
         ends_B[:] = 0xFFFF
         for c in range(len(first_C)):
-            left = left_C[c]
-            if left == 0:
+            remaining = left_C[c]
+            if remaining == 0:
                 continue
             first, span, k = first_C[c], span_C[c], uint64(rice_C[c])
             total = int64(0)
@@ -272,7 +272,7 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
                 block = uint64(not_above(ends, uint16(rank)))
                 mine = load64(masks + uint64(8) * block)
                 bit = select(mine, rank - int64(load16(ends + uint64(2) * block)) + ones(mine))
-                place = uint64(BLOCK) * block + uint64(bit)
+                position = uint64(BLOCK) * block + uint64(bit)
                 # One step of rANS. Without a branch: whether the state needs words is close to random.
                 entry = load32(table + ((state & uint64(SLOTS - 1)) << uint64(2)))
                 state = uint64(((entry >> 12) & 0xFFF) + 1) * (state >> uint64(PROBABILITY_BITS)) + uint64(
@@ -289,14 +289,14 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
                     value = int64((uint64(4 + (value & 3)) << more) | (window & ((uint64(1) << more) - uint64(1))))
                     bits += int64(more)
                 change = ((value + 1) >> 1) ^ -((value + 1) & 1)
-                before = load16(here + uint64(2) * place)
-                place += uint64(tile)
-                store32(undo.positions + uint64(4 * at), uint32(place))
+                before = load16(here + uint64(2) * position)
+                position += uint64(tile)
+                store32(undo.positions + uint64(4 * at), uint32(position))
                 store16(undo.words + uint64(2 * at), before)
-                store16(image + uint64(2) * place, uint16(int64(before) + change))
+                store16(image + uint64(2) * position, uint16(int64(before) + change))
                 at += 1
-                left -= 1
-                if left == 0:
+                remaining -= 1
+                if remaining == 0:
                     break
                 gap, bits = next_gap(streams.section, bits, k)
                 rank += gap + 1
@@ -304,11 +304,11 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
             if bits > streams.bits_end_C[c] or coded > streams.words_end_C[c]:
                 return int64(-1 - at)
             rank_C[c], streams.bits_C[c], streams.words_C[c], streams.state_C[c] = rank - total, bits, coded, state
-            left_C[c] = left
+            left_C[c] = remaining
     return int64(-1 - at if left_C.any() else at)
 
 
-@compiled
+@compile_kernel
 def patch_section(image, offset_P, words_P, shift_P, first_C, span_C, counts_PC, rice_PC, streams, undo, end_P):
     """Decode and patch all parts; return whether they are well-formed. `end_P` gets the ends of parts in `undo`."""
     at = int64(0)
@@ -328,18 +328,18 @@ def patch_section(image, offset_P, words_P, shift_P, first_C, span_C, counts_PC,
     return True
 
 
-@compiled
+@compile_kernel
 def restore(image, offset_P, end_P, undo):
     """Take back what `patch_section` wrote."""
     at = int64(0)
     for p in range(len(offset_P)):
         for i in range(at, end_P[p]):
-            place = uint64(offset_P[p]) + uint64(2) * uint64(load32(undo.positions + uint64(4 * i)))
-            store16(image + place, load16(undo.words + uint64(2 * i)))
+            address = uint64(offset_P[p]) + uint64(2) * uint64(load32(undo.positions + uint64(4 * i)))
+            store16(image + address, load16(undo.words + uint64(2 * i)))
         at = end_P[p]
 
 
-@compiled
+@compile_kernel
 def read_varints(data, at, limit, out):
     """Fill `out` with LEB128 integers of less than 2^56; return the end, or -1 if they are malformed."""
     for i in range(len(out)):

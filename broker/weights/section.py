@@ -55,11 +55,11 @@ class Head:
 
 def head_bytes(head: Head) -> bytes:
     out: list[int] = [len(head.classes)]
-    for each in head.classes:
-        present = np.flatnonzero(each.frequency_S).tolist()
-        out += [each.shift, each.first, each.last, each.gap_bytes, each.value_words, len(present)]
+    for group in head.classes:
+        present = np.flatnonzero(group.frequency_S).tolist()
+        out += [group.shift, group.first, group.last, group.gap_bytes, group.value_words, len(present)]
         for symbol in present:
-            out += [symbol, int(each.frequency_S[symbol])]
+            out += [symbol, int(group.frequency_S[symbol])]
     out.append(len(head.offset_P))
     distances_P = head.offset_P - np.concatenate([[0], (head.offset_P + 2 * head.words_P)[:-1]])
     columns = [a[:, None] for a in (distances_P, head.words_P, head.shift_P)]
@@ -85,7 +85,7 @@ def read_head(data: Array, size: int, data_offset: int, image_bytes: int) -> tup
     if count > MOST_CLASSES:
         raise WeightsRejected(f"the changes name {count} classes, more than {MOST_CLASSES}")
     classes = [_read_class(numbers) for _ in range(count)]
-    keys = [(each.shift, each.first, each.last) for each in classes]
+    keys = [(group.shift, group.first, group.last) for group in classes]
     if any((a[0] == b[0] and a[2] >= b[1]) or a[0] > b[0] for a, b in pairwise(keys)):
         raise WeightsRejected(f"the classes overlap, or are not in order: {keys}")
     (parts,) = numbers.read(1)
@@ -100,7 +100,7 @@ def read_head(data: Array, size: int, data_offset: int, image_bytes: int) -> tup
     odd = [(int(a), int(b)) for a, b in numbers.read_array(2 * odds).reshape(odds, 2)]
     head = Head(classes, offset_P, words_P, shift_P, counts_PC, rice_PC, odd)
     _check_parts(head, data_offset, image_bytes)
-    if numbers.at + sum(each.gap_bytes + 2 * each.value_words for each in classes) != size:
+    if numbers.at + sum(group.gap_bytes + 2 * group.value_words for group in classes) != size:
         raise WeightsRejected("the streams of a section are not as long as its head says")
     return head, numbers.at
 
@@ -152,10 +152,10 @@ def _check_parts(head: Head, data_offset: int, image_bytes: int) -> None:
         raise WeightsRejected("a part has more changes than words")
     if (head.rice_PC > LARGEST_RICE).any():
         raise WeightsRejected(f"a Golomb-Rice parameter is above {LARGEST_RICE}")
-    shift_C = np.array([each.shift for each in head.classes], np.int64)
+    shift_C = np.array([group.shift for group in head.classes], np.int64)
     if (head.counts_PC * (shift_C[None, :] != head.shift_P[:, None])).any():
         raise WeightsRejected("a part has changes in a class of another type")
     # Every gap takes a bit: this bounds the memory by the bytes that came.
-    gap_bytes_C = np.array([each.gap_bytes for each in head.classes], np.int64)
+    gap_bytes_C = np.array([group.gap_bytes for group in head.classes], np.int64)
     if (head.counts_PC.sum(0) > 8 * gap_bytes_C).any():
         raise WeightsRejected("a class has more changes than its stream has bits")

@@ -152,7 +152,7 @@ def deposit(_context, rank, mask):
     return uint64(types.uint64, types.uint64), generate
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compile_kernel(function: Callable[..., Any]) -> Any:
     """Compile on the first call; the machine code is kept where the folder allows it.
 
     Several processes may do so at once: each file of numba's cache is replaced as a whole, and every loop has one
@@ -165,7 +165,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(nogil=True)(function)
 
 
-@compiled
+@compile_kernel
 def select_by_halves(mask, rank):
     """Return the index of the set bit of `mask` that has `rank` set bits below it, on any machine."""
     index = int64(0)
@@ -180,7 +180,7 @@ def select_by_halves(mask, rank):
     return index
 
 
-@compiled
+@compile_kernel
 def select_by_deposit(mask, rank):
     return lowest(deposit(uint64(rank), mask))
 

@@ -85,7 +85,7 @@ class Dialect:
         """Return the number that identifies the environment on the server."""
         handle = answer.get(self.key) if isinstance(answer, dict) else answer
         if isinstance(handle, bool) or not isinstance(handle, int):
-            raise EnvironmentFailure(f"{self.name}: /create answered {_shown(answer)}, which holds no {self.key}")
+            raise EnvironmentFailure(f"{self.name}: /create answered {_show(answer)}, which holds no {self.key}")
         return handle
 
     def first_text(self, answer: Any) -> str:
@@ -111,9 +111,9 @@ class Dialect:
         score, done = _get(answer, self.score), _get(answer, self.done)
         # In Python `true` is an int: it would pay 1.
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-            raise EnvironmentFailure(f"{self.name}: /step answered {_shown(answer)}, whose {self.score} is no number")
+            raise EnvironmentFailure(f"{self.name}: /step answered {_show(answer)}, whose {self.score} is no number")
         if not isinstance(done, bool):
-            raise EnvironmentFailure(f"{self.name}: /step answered {_shown(answer)}, whose {self.done} is no boolean")
+            raise EnvironmentFailure(f"{self.name}: /step answered {_show(answer)}, whose {self.done} is no boolean")
         if self.name == "webarena" and not done:
             score = 0.0
         return Verdict(
@@ -127,12 +127,12 @@ class Dialect:
 
     # What the server writes.
 
-    def created(self, episode: int) -> Any:
+    def write_created(self, episode: int) -> Any:
         if self.key == "env_idx" and self.name != "webarena":
             return episode
         return {self.key: episode, "observation": "", "done": False, "reward": 0}
 
-    def begun(self, episode: int, text: str) -> Any:
+    def write_reset(self, episode: int, text: str) -> Any:
         if self.key == "env_idx":
             if self.name == "webarena":
                 return {"observation": text, "sites": [], "object": ""}
@@ -146,23 +146,23 @@ class Dialect:
             answer |= {"observation": observation, "available_actions": actions, "task_type": ""}
         return answer
 
-    def observed(self, text: str) -> str:
+    def write_observation(self, text: str) -> str:
         """Return the answer to GET /observation."""
         return part_actions(text)[0] if self.name == "alfworld" else text
 
-    def closed(self, found: bool) -> Any:
+    def closed(self, existed: bool) -> Any:
         """Return the answer to /close, which says whether the environment existed."""
-        return {"closed": True} if self is SERVED else found
+        return {"closed": True} if self is SERVED else existed
 
-    def stepped(self, step: Step, total: float) -> dict[str, Any]:
+    def write_step(self, step: Step, total: float) -> dict[str, Any]:
         """Return a step's answer; `total` is the sum of the episode's rewards.
 
         It has the fields of every dialect: a client ignores the fields that it does not know.
         """
         answer: dict[str, Any] = {
             self.observation: step.observation,
-            "reward": self._scored(step.reward),
-            "score": self._scored(total),
+            "reward": self._score(step.reward),
+            "score": self._score(total),
             "done": step.terminated or step.truncated,
             "terminated": step.terminated,
             "truncated": step.truncated,
@@ -170,18 +170,18 @@ class Dialect:
             "info": None,
         }
         if self.cumulative:
-            answer[self.score] = self._scored(total)
+            answer[self.score] = self._score(total)
         if self.name == "alfworld":
             answer[self.observation], answer["available_actions"] = part_actions(step.observation)
         return answer
 
-    def _scored(self, reward: float) -> float:
+    def _score(self, reward: float) -> float:
         """Return a reward in AgentGym's unit, as an integer if that unit is not ours."""
         return reward if self.unit == 1 else round(reward * self.unit)
 
     def _text(self, value: Any, path: str) -> str:
         if not isinstance(value, str):
-            raise EnvironmentFailure(f"{self.name}: {path} answered {_shown(value)} where a text belongs")
+            raise EnvironmentFailure(f"{self.name}: {path} answered {_show(value)} where a text belongs")
         return value
 
 
@@ -237,6 +237,6 @@ def _get(answer: Any, name: str) -> Any:
     return answer.get(name) if isinstance(answer, dict) else None
 
 
-def _shown(answer: Any) -> str:
+def _show(answer: Any) -> str:
     shown = repr(answer)
     return shown if len(shown) <= 200 else shown[:200] + "..."

@@ -41,7 +41,7 @@ class Door:
     options: Mapping[str, Any]
 
 
-def door_of(env_id: str, options: Mapping[str, Any]) -> Door | None:
+def make_door(env_id: str, options: Mapping[str, Any]) -> Door | None:
     """Return the door of an environment that has a counterpart in AgentGym, or whose id is that of one."""
     own: dict[str, Any]
     if env_id not in COUNTERPARTS:
@@ -63,11 +63,11 @@ def task_named(env_id: str, tasks: Sequence[TaskSpec]) -> Callable[[int], str | 
     """Return a function from AgentGym's task numbers to our task ids. It returns None for a number without a task."""
     if env_id in _NUMBERED:
         return _same_number
-    named = {number: task_id for task_id, number in numbers_of(env_id, tasks).items()}
+    named = {number: task_id for task_id, number in number_tasks(env_id, tasks).items()}
     return partial(_looked_up, named)
 
 
-def numbers_of(env_id: str, tasks: Sequence[TaskSpec]) -> Mapping[str, int]:
+def number_tasks(env_id: str, tasks: Sequence[TaskSpec]) -> Mapping[str, int]:
     """Return the number of each task: AgentGym's number if the tasks are AgentGym's, else the position in the list.
 
     AgentGym numbers TextCraft's tasks by depth and, within a depth, in the order in which the server's disk lists the

@@ -108,7 +108,7 @@ class AgentGym(Remote):
         digest = sha256(" ".join(f"{task.split} {task.task_id}" for task in tasks).encode()).hexdigest()
         self.version = f"{type(self).version} tasks:{digest[:16]}"
         rules = self.dialect.rules if instructions is None else instructions
-        wire = Wire(self.dialect, _required(self.env_id, url), timeout_s)
+        wire = Wire(self.dialect, _require(self.env_id, url), timeout_s)
         super().__init__(tasks, rules, wire, max_observation_chars)
 
     @classmethod
@@ -142,7 +142,7 @@ class Served(Remote):
         max_observation_chars: Chars = 32_768,
     ) -> None:
         self.version = f"{env} {registry.load(env).version}"
-        wire = Wire(SERVED, _required(self.env_id, url), timeout_s)
+        wire = Wire(SERVED, _require(self.env_id, url), timeout_s)
         super().__init__(registry.tasks(env), "", wire, max_observation_chars)
 
     @classmethod
@@ -152,7 +152,7 @@ class Served(Remote):
         return registry.tasks(env)
 
 
-def _required(env_id: str, url: str | None) -> str:
+def _require(env_id: str, url: str | None) -> str:
     if not url or not url.startswith(("http://", "https://")):
         raise ConfigError(
             f"{env_id} needs the address of its server and got {url!r}: set options.url, such as http://127.0.0.1:36001"

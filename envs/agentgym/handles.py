@@ -77,6 +77,6 @@ class Handles:
 _BY_LOOP: MutableMapping[asyncio.AbstractEventLoop, dict[str, Handles]] = WeakKeyDictionary()
 
 
-def handles_of(base: str) -> Handles:
+def make_handles(base: str) -> Handles:
     """Return the environments that this event loop holds on the server at an address."""
     return _BY_LOOP.setdefault(asyncio.get_running_loop(), {}).setdefault(base, Handles())

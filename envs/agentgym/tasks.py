@@ -38,8 +38,8 @@ def numbered_tasks(dialect: Dialect, train: str | None, test: str | None, mappin
 
 
 def _numbers(dialect: Dialect, split: str, mappings: str | None) -> Sequence[int]:
-    if found := _RANGE.fullmatch(split):
-        return range(int(found[1]), int(found[2]) + 1)
+    if match := _RANGE.fullmatch(split):
+        return range(int(match[1]), int(match[2]) + 1)
     listed = _list(split, "is neither a range such as 0-443 nor a file with a JSON list")
     return [_number(dialect, entry, split, mappings) for entry in listed]
 
@@ -49,14 +49,14 @@ def _number(dialect: Dialect, entry: Any, file: str, mappings: str | None) -> in
     name = str(entry.get("item_id") if isinstance(entry, dict) else entry)
     if dialect.name == "alfworld" and (trial := _TRIAL.fullmatch(name)):
         return _trial_number(trial[1], file, mappings)
-    found = _NAMED.fullmatch(name)
-    if found is None:
+    match = _NAMED.fullmatch(name)
+    if match is None:
         raise ConfigError(
             f'{file}: {name[:200]!r} is no task: a number, "{dialect.name}_12" or {{"item_id": "{dialect.name}_12"}}'
         )
-    if found[1] not in (None, dialect.name, f"lmrlgym_{dialect.name}"):
-        raise ConfigError(f"{file}: {name[:200]!r} is a task of {found[1]!r}, and this environment is {dialect.name}")
-    return int(found[2])
+    if match[1] not in (None, dialect.name, f"lmrlgym_{dialect.name}"):
+        raise ConfigError(f"{file}: {name[:200]!r} is a task of {match[1]!r}, and this environment is {dialect.name}")
+    return int(match[2])
 
 
 def _trial_number(trial: str, file: str, mappings: str | None) -> int:
@@ -65,10 +65,10 @@ def _trial_number(trial: str, file: str, mappings: str | None) -> int:
             f"{file} names ALFRED's trials, such as {trial}: set options.mappings to AgentGym's folder "
             "agentenv-alfworld/configs, which has the number of each"
         )
-    known = _trials(mappings)
-    if trial not in known:
-        raise ConfigError(f"{file}: {trial} is none of the {len(known)} trials of {mappings}")
-    return known[trial]
+    trials = _trials(mappings)
+    if trial not in trials:
+        raise ConfigError(f"{file}: {trial} is none of the {len(trials)} trials of {mappings}")
+    return trials[trial]
 
 
 @cache

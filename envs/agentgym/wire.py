@@ -18,7 +18,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout
 from horizonrl.common.logs import get_logger
 from horizonrl.envs.agentgym.dialects import Dialect, Verdict
-from horizonrl.envs.agentgym.handles import Handle, Handles, handles_of
+from horizonrl.envs.agentgym.handles import Handle, Handles, make_handles
 
 log = get_logger()
 
@@ -82,7 +82,7 @@ class Wire:
 
     @property
     def _handles(self) -> Handles:
-        return handles_of(self._base)
+        return make_handles(self._base)
 
     async def begin(self, task: int | str) -> str:
         """Begin a task and return its first observation."""
@@ -93,7 +93,7 @@ class Wire:
         """Take one step. Raises EnvironmentFailure if the server's environment may belong to another client by now."""
         # Until the answer is here: a cancelled step may or may not have been taken.
         self._sound = False
-        handle = self._held()
+        handle = self._require_handle()
         body = {self._dialect.key: handle.number, self._dialect.action: action}
         # One key for all attempts: our server answers a repeat with the first answer.
         step = partial(self._post, "step", body, {KEY_HEADER: secrets.token_hex(8)})
@@ -166,7 +166,9 @@ class Wire:
         self._sound = False
         dialect = self._dialect
         try:
-            answer = await self._post("reset", {dialect.key: self._held().number, dialect.task: task, **dialect.fields})
+            answer = await self._post(
+                "reset", {dialect.key: self._require_handle().number, dialect.task: task, **dialect.fields}
+            )
             dialect.check_begun(answer)
             text = dialect.first_text(answer if dialect.first_in_reset else await self._get("observation"))
         except _Passing:
@@ -200,7 +202,7 @@ class Wire:
         else:
             self._handles.drop(handle)
 
-    def _held(self) -> Handle:
+    def _require_handle(self) -> Handle:
         if self._handle is None or self._handle.void:
             raise EnvironmentFailure(
                 f"a connection to {self._base} broke since the episode began: if the server has restarted, the "
@@ -212,7 +214,7 @@ class Wire:
         return await self._request("POST", path, json=body, headers=headers)
 
     async def _get(self, path: str) -> Any:
-        return await self._request("GET", path, params={self._dialect.key: self._held().number})
+        return await self._request("GET", path, params={self._dialect.key: self._require_handle().number})
 
     async def _request(self, method: str, path: str, **options: Any) -> Any:
         """Return the JSON of an answer. Servers report errors as a status, as {"error": ...} or as `false`."""

@@ -13,7 +13,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import hashed_split, unmoved
+from horizonrl.envs.game import hashed_split, refuse_move
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version, quiet
 
@@ -34,16 +34,16 @@ class TextEpisode:
         """Take a step. A text outside of the action space is answered here, and changes nothing."""
         space = self._environment.action_space
         if not space.contains(action):
-            return unmoved(f"That is no action here: an action is {space}.")
+            return refuse_move(f"That is no action here: an action is {space}.")
         observation, reward, terminated, truncated, info = self._environment.step(action)
         self._total += float(reward)
-        told = next((bool(info[key]) for key in SOLVED if key in info), self._total > 0)
+        solved = next((bool(info[key]) for key in SOLVED if key in info), self._total > 0)
         return Step(
             str(observation),
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated) and not terminated,
-            success=bool(terminated) and told,
+            success=bool(terminated) and solved,
         )
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         super().__init__(format, max_observation_chars)
-        self._id, self._wrapper = _required(id), wrapper
+        self._id, self._wrapper = _require(id), wrapper
         self.version = f"{type(self).version} {id} {wrapper or ''} tasks:{tasks}"
         self._make().close()  # an id or wrapper that does not work is a ConfigError now, not in the first episode
 
@@ -83,15 +83,15 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
     @validate_call
     def tasks(cls, *, id: str | None = None, tasks: TaskCount = 100) -> Sequence[TaskSpec]:
         """Return the first seeds, in the category of the id."""
-        category = _required(id).rpartition(":")[2].rpartition("/")[2]
+        category = _require(id).rpartition(":")[2].rpartition("/")[2]
         return tuple(TaskSpec(task, hashed_split(task), category) for task in (f"seed-{n}" for n in range(tasks)))
 
     def begin(self, task_id: str) -> tuple[str, TextEpisode]:
         """Make an environment and reset it with the task's seed."""
-        if (found := read_number(task_id, ("seed",))) is None:
+        if (number := read_number(task_id, ("seed",))) is None:
             raise self.unknown(task_id)
         environment = self._make()
-        observation, _ = environment.reset(seed=found[1])
+        observation, _ = environment.reset(seed=number[1])
         return f"{observation}\n\n{self.manual()}", TextEpisode(environment)
 
     def _make(self) -> Any:
@@ -119,7 +119,7 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
         return environment
 
 
-def _required(id: str | None) -> str:
+def _require(id: str | None) -> str:
     if not id:
         raise ConfigError("gymnasium needs an environment: set options.id, such as my_package:MyText-v0")
     return id

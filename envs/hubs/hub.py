@@ -17,7 +17,7 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure, HorizonErro
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import clip, whole
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action
-from horizonrl.envs.game import hashed_split, unmoved
+from horizonrl.envs.game import hashed_split, refuse_move
 from horizonrl.envs.hubs.packages import quiet
 from horizonrl.envs.hubs.randomness import OwnRandom
 from horizonrl.envs.in_thread import in_thread
@@ -63,16 +63,16 @@ class HubEnvironment(ABC, Generic[P]):
 
     async def step(self, text: str) -> Step:
         """Follow the one action that the text names."""
-        played = self._begun()
+        played = self._current()
         if self._over:
             raise EnvironmentFailure("the episode is over, or its last step failed: reset before the next step")
         action = self.read(text)
         if isinstance(action, Unreadable):
-            return self._bounded(unmoved(action.reason))
+            return self._bound(refuse_move(action.reason))
         self._over = True  # stays so if the hub does not answer
         step = await in_thread(self._follow, played, action)
         self._over = step.terminated or step.truncated
-        return self._bounded(step)
+        return self._bound(step)
 
     async def close(self) -> None:
         await in_thread(self._leave)
@@ -90,18 +90,18 @@ class HubEnvironment(ABC, Generic[P]):
             f"{self.env_id} has no task {task_id[:80]!r}: `horizonrl envs list {self.env_id}` lists their categories"
         )
 
-    def _begun(self) -> P:
+    def _current(self) -> P:
         if self._played is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._played
 
-    def _bounded(self, step: Step) -> Step:
+    def _bound(self, step: Step) -> Step:
         return replace(step, observation=clip(step.observation, self._max_chars))
 
     def _begin(self, task_id: str) -> str:
         self._leave()
         self._random = OwnRandom(f"{self.env_id} {task_id}")
-        with self._random.drawn(), quiet(), attributed(self.env_id):
+        with self._random.random_for(), quiet(), attributed(self.env_id):
             text, played = self.begin(task_id)
         try:
             text = whole(text, task_id, self._max_chars)
@@ -113,7 +113,7 @@ class HubEnvironment(ABC, Generic[P]):
         return text
 
     def _follow(self, played: P, action: str) -> Step:
-        with self._random.drawn(), quiet(), attributed(self.env_id):
+        with self._random.random_for(), quiet(), attributed(self.env_id):
             return played.follow(action)
 
     def _leave(self) -> None:

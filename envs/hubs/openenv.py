@@ -84,11 +84,11 @@ class OpenEnv:
 
     async def reset(self, task_id: str) -> Observation:
         """Begin an episode with the task's seed, on a connection of its own."""
-        if (found := read_number(task_id, ("seed",))) is None:
+        if (number := read_number(task_id, ("seed",))) is None:
             raise ConfigError(f"openenv has no task {task_id[:80]!r}: a task is seed-0, seed-1 and so on")
         await self.close()
-        answer = await self._ask("reset", {"seed": found[1]})
-        text = "\n\n".join(filter(None, (self._instructions, self._told(answer))))
+        answer = await self._ask("reset", {"seed": number[1]})
+        text = "\n\n".join(filter(None, (self._instructions, self._read_answer(answer))))
         text = whole(text, task_id, self._max_chars)
         self._playing, self._paid, self._total = not answer.get("done"), False, 0.0
         return Observation(text)
@@ -102,7 +102,7 @@ class OpenEnv:
         reward, done = self._reward(answer), bool(answer.get("done"))
         self._playing, self._total = not done, self._total + reward
         success = done and self._total >= self._success
-        return Step(clip(self._told(answer), self._max_chars), reward, terminated=done, success=success)
+        return Step(clip(self._read_answer(answer), self._max_chars), reward, terminated=done, success=success)
 
     async def close(self) -> None:
         """Close the connection, and with it the server's episode."""
@@ -128,7 +128,7 @@ class OpenEnv:
             raise EnvironmentFailure(f"openenv: the episode ended with reward {reward!r}, and no step paid one")
         return 0.0
 
-    def _told(self, answer: Mapping[str, Any]) -> str:
+    def _read_answer(self, answer: Mapping[str, Any]) -> str:
         """Return the text of an observation."""
         observation = answer.get("observation")
         if not isinstance(observation, dict):
@@ -139,14 +139,14 @@ class OpenEnv:
                 "options.observation to one of them"
             )
         fields = (self._field,) if self._field is not None else TEXTS
-        found = next((observation[key] for key in fields if key in observation), observation)
-        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+        value = next((observation[key] for key in fields if key in observation), observation)
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a message and return the data of its answer."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                channel = await self._connected()
+                channel = await self._connect()
                 await channel.send_json({"type": kind, "data": data})
                 message = await self._answers.get()
         except TimeoutError:
@@ -157,7 +157,7 @@ class OpenEnv:
             raise EnvironmentFailure(f"openenv: the server closed the connection at {kind} ({message.data!r})")
         return _data(message.data, kind)
 
-    async def _connected(self) -> ClientWebSocketResponse:
+    async def _connect(self) -> ClientWebSocketResponse:
         if self._channel is None:
             self._http = self._http or ClientSession(timeout=ClientTimeout(total=None, sock_connect=self._timeout_s))
             waits = ClientWSTimeout(ws_close=CLOSE_S)

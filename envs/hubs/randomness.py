@@ -11,7 +11,7 @@ import numpy as np
 class OwnRandom:
     """The global generators as one episode sees them: seeded by a name, untouched by all other episodes.
 
-    The body of `drawn` must not wait, and runs in the thread of the environments (envs/in_thread.py), so that no two
+    The body of `drawn` must not wait, and runs in the environments' thread (envs/in_thread.py), so that no two
     episodes have the generators at once.
     """
 
@@ -21,7 +21,7 @@ class OwnRandom:
         self._numpy = np.random.RandomState(seed).get_state()
 
     @contextmanager
-    def drawn(self) -> Iterator[None]:
+    def random_for(self) -> Iterator[None]:
         """Let the body draw from this episode's generators, then put back those that were there before."""
         python, numpy = random.getstate(), np.random.get_state()
         random.setstate(self._python)

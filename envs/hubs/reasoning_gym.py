@@ -42,9 +42,9 @@ class Question:
     @property
     def answer(self) -> str | None:
         """An answer that the package knows to be right, if it gives one."""
-        known = (self._entry["answer"], *(self._entry["metadata"].get(key) for key in EXAMPLES))
-        found = next((answer for answer in known if answer), None)
-        return json.dumps(found) if isinstance(found, dict) else found
+        answers = (self._entry["answer"], *(self._entry["metadata"].get(key) for key in EXAMPLES))
+        answer_given = next((answer for answer in answers if answer), None)
+        return json.dumps(answer_given) if isinstance(answer_given, dict) else answer_given
 
     def follow(self, action: str) -> Step:
         """Score the answer between the last `<answer>` and `</answer>` of a reply."""
@@ -99,12 +99,12 @@ class ReasoningGym(HubEnvironment[Question]):
 
     def begin(self, task_id: str) -> tuple[str, Question]:
         """Generate a question."""
-        if (found := read_number(task_id, datasets())) is None:
+        if (parsed := read_number(task_id, datasets())) is None:
             raise self.unknown(task_id)
-        name, number = found
+        name, number = parsed
         dataset = _block(name, number // BLOCK)
         # Again, because making the dataset may have drawn some, or was done by an earlier episode.
-        with OwnRandom(task_id).drawn():
+        with OwnRandom(task_id).random_for():
             entry = dataset[number % BLOCK]
         instructions = hub_module("reasoning_gym.utils", PACKAGE, "hubs").SYSTEM_PROMPTS.get(self._prompt, "")
         return "\n".join(filter(None, (instructions, entry["question"]))), Question(name, dataset, entry)
@@ -115,16 +115,16 @@ class ReasoningGym(HubEnvironment[Question]):
 
     def expert(self) -> QuestionExpert:
         """Return an expert that knows the answer. Raises EnvironmentFailure for a question of unknown answer."""
-        if (answer := self._begun().answer) is None:
+        if (answer := self._current().answer) is None:
             raise EnvironmentFailure("reasoning-gym gives no answer to this question: there is no expert for it")
         return QuestionExpert(answer)
 
 
 def datasets() -> tuple[str, ...]:
     """Return the names of the datasets, sorted; without a fixed hash seed, none that depends on it."""
-    known = hub_module("reasoning_gym.factory", PACKAGE, "hubs").DATASETS
+    names = hub_module("reasoning_gym.factory", PACKAGE, "hubs").DATASETS
     left_out = {MIXTURE, *(() if hash_seed() else HASHED)}
-    return tuple(sorted(name for name in known if name not in left_out))
+    return tuple(sorted(name for name in names if name not in left_out))
 
 
 def hash_seed() -> str:
@@ -135,7 +135,7 @@ def hash_seed() -> str:
 
 @lru_cache(256)
 def _block(name: str, number: int) -> Any:
-    with OwnRandom(f"{name} {number}").drawn():
+    with OwnRandom(f"{name} {number}").random_for():
         dataset = hub_module("reasoning_gym", PACKAGE, "hubs").create_dataset(name, seed=number, size=BLOCK)
     read_literals_only(name, dataset)
     return dataset

@@ -43,8 +43,8 @@ class Match:
         observation = self.unread()
         if not done:
             return Step(observation, reward=0.0, terminated=False)
-        rewards, known = self._game.close()
-        reward, facts = rewards[0], known[0]
+        rewards, info = self._game.close()
+        reward, facts = rewards[0], info[0]
         if isinstance(reward, bool) or not isinstance(reward, int | float):
             raise EnvironmentFailure(f"textarena: the reward of this game is {reward!r}, which is no number")
         state = self._game.state
@@ -55,11 +55,11 @@ class Match:
 
     def unread(self) -> str:
         """Return the game's messages since the last call, without the agent's own actions, which it has in its chat."""
-        own = hub_module("textarena", PACKAGE, "hubs").ObservationType.PLAYER_ACTION
+        player_action = hub_module("textarena", PACKAGE, "hubs").ObservationType.PLAYER_ACTION
         _, messages = self._game.get_observation()
         # Some games put their text in the place of its kind.
-        told = (text if isinstance(text, str) else kind for _, text, kind in messages if kind is not own)
-        return "\n".join(str(text).strip("\n") for text in told)
+        texts = (text if isinstance(text, str) else kind for _, text, kind in messages if kind is not player_action)
+        return "\n".join(str(text).strip("\n") for text in texts)
 
     def close(self) -> None: ...
 
@@ -97,9 +97,9 @@ class TextArena(HubEnvironment[Match]):
 
     def begin(self, task_id: str) -> tuple[str, Match]:
         """Make a game and return its rules and first board."""
-        if (found := read_number(task_id, GAMES)) is None:
+        if (number := read_number(task_id, GAMES)) is None:
             raise self.unknown(task_id)
-        name, seed = found
+        name, seed = number
         package = hub_module("textarena", PACKAGE, "hubs")
         # `raw`: its other wrappers repeat the whole conversation in every observation.
         game = package.wrappers.ActionFormattingWrapper(package.make(f"{name}-raw"))

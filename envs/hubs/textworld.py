@@ -19,7 +19,7 @@ from horizonrl.common.files import atomic_write
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command, write_action
-from horizonrl.envs.game import hashed_split, unmoved, words
+from horizonrl.envs.game import hashed_split, refuse_move, words
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 
@@ -69,14 +69,16 @@ class Adventure:
         """Give the game a command. The rewards of an episode add up to its score over the highest one."""
         command = " ".join(action.lower().split())
         if not command or command.split()[0] in REFUSED or not command.isascii():
-            return unmoved("That command is not played here. Give a command of the game, such as look.")
+            return refuse_move("That command is not played here. Give a command of the game, such as look.")
         self.moves.append(command)
         state, _, done = self._game.step(command)
         score = state["score"] or 0
         gained, self._score = score - self._score, score
         won = bool(state["won"])
         over = bool(done or won or state["lost"])
-        return Step(told(state["feedback"]), gained / self._most, terminated=over, success=won, info={"score": score})
+        return Step(
+            clean_feedback(state["feedback"]), gained / self._most, terminated=over, success=won, info={"score": score}
+        )
 
     def close(self) -> None:
         self._game.close()
@@ -132,12 +134,12 @@ class TextWorld(HubEnvironment[Adventure]):
 
     def begin(self, task_id: str) -> tuple[str, Adventure]:
         """Compile the game if it is not in the folder, and start it."""
-        if (found := read_number(task_id, FAMILIES)) is None:
+        if (number := read_number(task_id, FAMILIES)) is None:
             raise self.unknown(task_id)
         textworld = hub_module("textworld", PACKAGE, EXTRA)
         path = self._folder / installed_version(PACKAGE) / f"{task_id}.z8"
         if not path.exists():
-            _compile(textworld, *found, path)
+            _compile(textworld, *number, path)
         infos = textworld.EnvInfos(
             objective=True, won=True, lost=True, score=True, max_score=True, policy_commands=True,
             extras=["walkthrough"],
@@ -145,15 +147,15 @@ class TextWorld(HubEnvironment[Adventure]):
         game = textworld.start(str(path), infos)
         state = game.reset()
         walkthrough = state["policy_commands"] or state["extra.walkthrough"] or ()
-        first = f"{told(state['feedback'])}\n\n{self.manual()}"
+        first = f"{clean_feedback(state['feedback'])}\n\n{self.manual()}"
         return first, Adventure(game, state, walkthrough)
 
     def expert(self) -> AdventureExpert:
         """Return an expert that solves the game from its first turn."""
-        return AdventureExpert(self._begun(), self._format)
+        return AdventureExpert(self._current(), self._format)
 
 
-def told(feedback: str) -> str:
+def clean_feedback(feedback: str) -> str:
     """Return what a game tells, without its banner and the status line of a terminal."""
     text = _END.sub("", _BANNER.sub("", _STATUS.sub("", feedback))).strip().removesuffix(">")
     return _GAP.sub("\n\n", text).strip()

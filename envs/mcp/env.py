@@ -15,9 +15,9 @@ from pydantic import validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec, ToolCall, Tools
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, readable, whole
-from horizonrl.envs.game import unmoved
-from horizonrl.envs.mcp.session import Server, Session, shown
-from horizonrl.envs.mcp.tasks import Answered, MadeCall, McpTask, graded, load_grader, load_tasks
+from horizonrl.envs.game import refuse_move
+from horizonrl.envs.mcp.session import Server, Session, select_tools
+from horizonrl.envs.mcp.tasks import Answered, MadeCall, McpTask, grade_answer, load_grader, load_tasks
 
 MAX_ARGUMENT_CHARS = 10_000
 MAX_INTEGER = 1 << 63
@@ -86,7 +86,7 @@ class McpTools:
         await self.close()
         if (self._server, self._show) not in self._listed:
             session = await self._running()
-            self._listed[self._server, self._show] = shown(await session.tools(), self._show)
+            self._listed[self._server, self._show] = select_tools(await session.tools(), self._show)
         self._task, self._calls = task, []
         return Observation(prompt)
 
@@ -106,25 +106,25 @@ class McpTools:
 
     async def call(self, call: ToolCall) -> Step:
         """Pass a call on to the server."""
-        self._begun()
+        self._current()
         names = [tool.name for tool in self._listed[self._server, self._show]]
         if call.name not in names:
-            return unmoved(f"There is no tool {clip(readable(call.name))!r}. There are: {', '.join(names)}.")
-        arguments = arguments_of(call)
+            return refuse_move(f"There is no tool {clip(readable(call.name))!r}. There are: {', '.join(names)}.")
+        arguments = parse_arguments(call)
         if arguments is None:
-            return unmoved(
+            return refuse_move(
                 f"The arguments of {call.name} are a JSON object of at most {MAX_ARGUMENT_CHARS} characters."
             )
         result = await (await self._running()).call(call.name, arguments)
         self._calls.append(MadeCall(call.name, arguments, result))
-        return unmoved(clip(readable(result), self._max_chars))
+        return refuse_move(clip(readable(result), self._max_chars))
 
     async def step(self, text: str) -> Step:
         """Take the text as the answer, which ends the task."""
-        task = self._begun()
+        task = self._current()
         answered = Answered(task, text, tuple(self._calls), self._look)
         try:
-            reward = await graded(self._grader, answered)
+            reward = await grade_answer(self._grader, answered)
         except EnvironmentFailure:
             raise
         except Exception as error:
@@ -150,40 +150,40 @@ class McpTools:
             await self._session.start()
         return self._session
 
-    def _begun(self) -> McpTask:
+    def _current(self) -> McpTask:
         if self._task is None:
             raise EnvironmentFailure("no episode has begun, or it is over: reset before the next step")
         return self._task
 
 
-def arguments_of(call: ToolCall) -> dict[str, Any] | None:
+def parse_arguments(call: ToolCall) -> dict[str, Any] | None:
     """Return a call's arguments as every server can read them, or None if they are no JSON object or too large."""
     if len(call.arguments) > MAX_ARGUMENT_CHARS:
         return None
     try:
-        arguments = json.loads(call.arguments or "{}", parse_int=_bounded, parse_constant=_refused)
+        arguments = json.loads(call.arguments or "{}", parse_int=_parse_bounded_int, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    return _written(arguments) if isinstance(arguments, dict) else None
+    return _write_value(arguments) if isinstance(arguments, dict) else None
 
 
-def _bounded(digits: str) -> int:
+def _parse_bounded_int(digits: str) -> int:
     if len(digits) > 20 or abs(number := int(digits)) >= MAX_INTEGER:
         raise ValueError(f"{digits[:20]} is too large")
     return number
 
 
-def _refused(constant: str) -> float:
+def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _written(value: Any) -> Any:
+def _write_value(value: Any) -> Any:
     """Return the value with `?` for each half of a character, which no encoding takes."""
     match value:
         case str():
             return readable(value)
         case dict():
-            return {readable(key): _written(part) for key, part in value.items()}
+            return {readable(key): _write_value(part) for key, part in value.items()}
         case list():
-            return [_written(part) for part in value]
+            return [_write_value(part) for part in value]
     return value

@@ -72,7 +72,7 @@ class Session:
 
     async def tools(self) -> list[Tool]:
         """Return the server's tools, in its order. Raises EnvironmentFailure."""
-        client, tools, cursor = self._connected(), list[Tool](), None
+        client, tools, cursor = self._require_client(), list[Tool](), None
         try:
             for _ in range(MOST_PAGES):
                 page = await client.list_tools(cursor=cursor)
@@ -85,7 +85,7 @@ class Session:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the text of a tool's result, or of its error. Raises EnvironmentFailure if the server fails."""
-        client = self._connected()
+        client = self._require_client()
         try:
             result = await client.call_tool(name, dict(arguments))
         except MCPError as error:
@@ -94,7 +94,7 @@ class Session:
             return f"Error: {error.error.message}"
         except Exception as error:
             raise EnvironmentFailure(f"the MCP server failed in {name}: {leaf(error)}") from error
-        text = _text_of(result)
+        text = _result_text(result)
         return f"Error: {text}" if result.is_error and not text.startswith("Error") else text
 
     async def stop(self) -> None:
@@ -112,17 +112,17 @@ class Session:
             holding.cancel()
         await asyncio.wait({holding}, timeout=STOP_S)
 
-    def _connected(self) -> Client:
+    def _require_client(self) -> Client:
         if self._client is None or self._holding is None or self._holding.done():
             raise EnvironmentFailure("the MCP server is gone")
         return self._client
 
     async def _hold(self, connected: "asyncio.Future[Client]") -> None:
         async with AsyncExitStack() as stack:
-            place = stack.enter_context(scratch())
-            stderr = stack.enter_context((place / "stderr").open("w+", encoding="utf-8", errors="replace"))
+            folder = stack.enter_context(scratch())
+            stderr = stack.enter_context((folder / "stderr").open("w+", encoding="utf-8", errors="replace"))
             try:
-                client = await stack.enter_async_context(await self._make(stack, place, stderr))
+                client = await stack.enter_async_context(await self._make(stack, folder, stderr))
                 if not connected.done():  # who waited for it may have been cancelled
                     connected.set_result(client)
                 await self._stopping.wait()
@@ -132,7 +132,7 @@ class Session:
                     connected.set_exception(EnvironmentFailure(f"no MCP server: {leaf(error)}{tail(stderr)}"))
                     connected.exception()  # nobody may be waiting any more
 
-    async def _make(self, stack: AsyncExitStack, place: Path, stderr: TextIO) -> Client:
+    async def _make(self, stack: AsyncExitStack, folder: Path, stderr: TextIO) -> Client:
         values = {name: os.environ[name] for name in self._server.variables}
         if self._server.url is not None:
             headers = [("Authorization", f"Bearer {token}") for token in values.values()]
@@ -140,7 +140,7 @@ class Session:
                 AsyncClient(headers=headers, timeout=Timeout(CONNECT_S, read=READ_S))
             )
             return Client(streamable_http_client(self._server.url, http_client=http))
-        work = place / "work"
+        work = folder / "work"
         work.mkdir()
         # Bound to this process: a killed actor leaves no server behind.
         command = [sys.executable, "-m", "horizonrl.common.children", str(os.getpid()), *self._server.command]
@@ -154,7 +154,7 @@ class Session:
         return Client(stdio_client(parameters, errlog=stderr))
 
 
-def _text_of(result: CallToolResult) -> str:
+def _result_text(result: CallToolResult) -> str:
     """Return what an agent reads of a result: its texts, or its structured content if it has no other."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -187,7 +187,7 @@ def tail(stderr: TextIO) -> str:
     return f"; it wrote: {written[-TAIL_CHARS:]}" if written else ""
 
 
-def shown(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
+def select_tools(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
     """Return the tools of these names; all of them without names. Raises EnvironmentFailure for an unknown one."""
     listed = {tool.name: tool for tool in tools}
     if missing := [name for name in names if name not in listed]:

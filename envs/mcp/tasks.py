@@ -79,8 +79,8 @@ def _load(path: Path) -> TaskFile:
             task = McpTask.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{path}, line {number}: {place} {first['msg']}; a task is {FORM}") from None
+            key = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path}, line {number}: {key} {first['msg']}; a task is {FORM}") from None
         if task.task_id in tasks:
             raise ConfigError(f"{path}, line {number}: there is a task {task.task_id!r} already")
         tasks[task.task_id] = task
@@ -103,7 +103,7 @@ def load_grader(reference: str) -> Grader:
     return grader
 
 
-async def graded(grader: Grader, answered: Answered) -> float:
+async def grade_answer(grader: Grader, answered: Answered) -> float:
     """Return the grader's reward. Whatever it raises is the environment's failure, not the agent's."""
     reward = grader(answered)
     if inspect.isawaitable(reward):

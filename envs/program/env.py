@@ -179,7 +179,7 @@ class ProgramEnvironment:
                 return Verdict(reward=0.0)
             if text is None:
                 raise EnvironmentFailure(f"there is no verdict: the program has not written {self._grader}")
-            return _verdict_of(text, f"{self._grader}, which the program writes,")
+            return _parse_verdict(text, f"{self._grader}, which the program writes,")
         court = await asyncio.to_thread(self._court, directory)
         limits = Limits(GRADE_S, self._limits.memory_bytes)
         more = {"ANSWER_FILE": str(court / ANSWER), "PROGRAM_DIRECTORY": str(directory)}
@@ -188,9 +188,9 @@ class ProgramEnvironment:
             raise EnvironmentFailure(f"the grader {await _end(ended)}")
         if isinstance(self._grader, str):
             text = await asyncio.to_thread(read_regular, court / VERDICT)
-            return _verdict_of(text or "", "the grader")
+            return _parse_verdict(text or "", "the grader")
         words = await asyncio.to_thread(ended.last_words)
-        return _verdict_of(words.rpartition("\n")[2], "the last line of the grader")
+        return _parse_verdict(words.rpartition("\n")[2], "the last line of the grader")
 
     def _court(self, directory: Path) -> Path:
         """Return a new directory for the grader, with the whole task and the answer. The program has ended."""
@@ -215,24 +215,24 @@ class ProgramEnvironment:
             return await run_function(what, directory, environment, directory / output, limits)
         return await run_program(what, directory, environment, directory / output, limits)
 
-    def _runnable(self, what: str, given: Command | str) -> Command | Function:
-        if isinstance(given, str):
-            return Function(what, absolute(given), tuple(sorted(self._given.items())))
-        return _with_whole_paths(given)
+    def _runnable(self, what: str, command: Command | str) -> Command | Function:
+        if isinstance(command, str):
+            return Function(what, absolute(command), tuple(sorted(self._given.items())))
+        return _with_whole_paths(command)
 
 
-def _without_folder(given: Command | str) -> list[str] | str:
-    if isinstance(given, str):
-        place, colon, function = given.rpartition(":")
-        return f"{Path(place).name}{colon}{function}" if place.endswith(".py") else given
-    return [Path(word).name if os.path.isfile(word) else word for word in given]
+def _without_folder(command: Command | str) -> list[str] | str:
+    if isinstance(command, str):
+        source, colon, function = command.rpartition(":")
+        return f"{Path(source).name}{colon}{function}" if source.endswith(".py") else command
+    return [Path(word).name if os.path.isfile(word) else word for word in command]
 
 
-def _with_whole_paths(given: Command) -> Command:
+def _with_whole_paths(command: Command) -> Command:
     """Give arguments that name a file their whole path: programs run in another directory."""
     # Absolute, not resolved: the `python` of a virtual environment is a link to one that has none of its packages.
     # `os.path.isfile`, since `Path.is_file` raises for a word that is too long for a name.
-    return tuple(str(Path(word).absolute()) if os.path.isfile(word) else word for word in given)
+    return tuple(str(Path(word).absolute()) if os.path.isfile(word) else word for word in command)
 
 
 async def _end(ended: Ended) -> str:
@@ -240,7 +240,7 @@ async def _end(ended: Ended) -> str:
     return f"ended with exit code {ended.code}: {words[-800:]}"
 
 
-def _verdict_of(text: str, whose: str) -> Verdict:
+def _parse_verdict(text: str, whose: str) -> Verdict:
     try:
         value = json.loads(text)
         # True and False are verdicts too: 1 and 0.
@@ -266,10 +266,10 @@ class TaskList(BaseModel):
 
     def require_keys(self, keys: Iterable[str]) -> None:
         """Raise ConfigError for a key that no task has."""
-        known = {key for task in self.tasks.values() for key in task}
+        fields = {key for task in self.tasks.values() for key in task}
         for key in keys:
-            if key not in known:
-                raise ConfigError(f"hidden: no task has the key {key!r}{did_you_mean(key, known)}")
+            if key not in fields:
+                raise ConfigError(f"hidden: no task has the key {key!r}{did_you_mean(key, fields)}")
 
 
 @cache
@@ -277,9 +277,9 @@ def load_tasks(source: str | None) -> TaskList:
     """Return the tasks by id; read once per process. Raises ConfigError."""
     if source is None:
         raise ConfigError(f"which tasks? For example: {EXAMPLE}")
-    given = load_function(absolute(source))() if ":" in source else _lines(Path(source))
+    listed = load_function(absolute(source))() if ":" in source else _lines(Path(source))
     tasks: dict[str, dict[str, Any]] = {}
-    for number, task in enumerate(given, 1):
+    for number, task in enumerate(listed, 1):
         if number > MOST_TASKS:
             raise ConfigError(f"{source} lists more than {MOST_TASKS:,} tasks: does it end?")
         try:

@@ -38,7 +38,7 @@ def read_regular(file: Path, tail_bytes: int = 0) -> str | None:
             raise EnvironmentFailure(
                 f"{file.name} has {status.st_size:,} bytes, and at most {LARGEST_BYTES:,} are read"
             )
-        return _decoded(file, source.read(LARGEST_BYTES))
+        return _decode(file, source.read(LARGEST_BYTES))
 
 
 def write_new(file: Path, text: str) -> None:
@@ -48,7 +48,7 @@ def write_new(file: Path, text: str) -> None:
         target.write(text)
 
 
-def _decoded(file: Path, content: bytes) -> str:
+def _decode(file: Path, content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -32,13 +32,13 @@ def call(what: str, function: Callable[..., Any]) -> None:
     """Let a function play or grade the task in the working directory."""
     task = json.loads(Path(os.environ["TASK_FILE"]).read_text(encoding="utf-8"))
     if what == "play":
-        _write(ANSWER, _called(function, task))
+        _write(ANSWER, _call(function, task))
     else:
         answer = json.loads(Path(os.environ["ANSWER_FILE"]).read_text(encoding="utf-8"))
-        _write(VERDICT, _called(function, task, answer))
+        _write(VERDICT, _call(function, task, answer))
 
 
-def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     result = function(*arguments)
     if not hasattr(result, "__await__"):
         return result

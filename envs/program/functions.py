@@ -26,18 +26,18 @@ class FromSource(SourceFileLoader):
 
 def absolute(name: str) -> str:
     """Return a function's name with the whole path of its file: a program runs in another directory."""
-    place, colon, function = name.rpartition(":")
-    return f"{Path(place).expanduser().resolve()}{colon}{function}" if place.endswith(".py") else name
+    module, colon, function = name.rpartition(":")
+    return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else name
 
 
 def load_function(name: str) -> Callable[..., Any]:
     """Import a function. Raises ConfigError if it is not there; what its module raises is passed on."""
-    place, function = _parts(name)
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise ConfigError(f"{place} has no function {function!r}")
-    return found  # type: ignore[no-any-return]
+    source, function = _parts(name)
+    module = _from_file(Path(source)) if source.endswith(".py") else _from_name(source)
+    loaded = getattr(module, function, None)
+    if not callable(loaded):
+        raise ConfigError(f"{source} has no function {function!r}")
+    return loaded  # type: ignore[no-any-return]
 
 
 @cache
@@ -46,8 +46,8 @@ def require_function(name: str, arguments: int) -> None:
 
     Its module is read, not imported, which may take seconds. What cannot be told that way is taken for right.
     """
-    place, function = _parts(name)
-    file = _existing(Path(place)) if place.endswith(".py") else _source(place)
+    source, function = _parts(name)
+    file = _existing(Path(source)) if source.endswith(".py") else _source(source)
     if file is None:
         return
     try:
@@ -65,10 +65,10 @@ def require_function(name: str, arguments: int) -> None:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    place, _, function = name.rpartition(":")
-    if not place or not function:
+    source, _, function = name.rpartition(":")
+    if not source or not function:
         raise ConfigError(f"{name!r} names no function: write module:function or path/to/file.py:function")
-    return place, function
+    return source, function
 
 
 def _existing(file: Path) -> Path:
@@ -137,9 +137,9 @@ def _from_file(file: Path) -> Any:
         sys.path_hooks.insert(0, _finder)
         sys.path_importer_cache.clear()
     name = _name(file)
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
     spec = importlib.util.spec_from_file_location(name, file, loader=FromSource(name, str(file)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -163,7 +163,7 @@ def _name(file: Path) -> str:
 
 def _finder(folder: str) -> FileFinder:
     """Find modules beside the user's file; a virtual environment there has caches of its own."""
-    place = Path(folder)
-    if place.is_relative_to(sys.prefix) or not any(place.is_relative_to(users) for users in _uncached):
+    directory = Path(folder)
+    if directory.is_relative_to(sys.prefix) or not any(directory.is_relative_to(users) for users in _uncached):
         raise ImportError(f"{folder} is not the user's")
     return FileFinder(folder, (FromSource, SOURCE_SUFFIXES), (ExtensionFileLoader, EXTENSION_SUFFIXES))

@@ -153,8 +153,8 @@ def _kill(pids: Iterable[int]) -> None:
 
 def children() -> list[int]:
     """Return the ids of this process's children."""
-    own = os.getpid()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(int(name)) == own]
+    pid = os.getpid()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(int(name)) == pid]
 
 
 def _parent(pid: int) -> int | None:

@@ -72,7 +72,7 @@ def specification(
     return json.dumps(spec).encode() + b"\n"
 
 
-async def judged(code: int, directory: Path, output: Path) -> Ended:
+async def judge(code: int, directory: Path, output: Path) -> Ended:
     """Return how a program ended by its keeper's exit code. Raises EnvironmentFailure when the keeper was killed."""
     if code < 0:  # the program ended with it, and what it had started may not have
         await asyncio.to_thread(end_marked, str(directory))
@@ -98,28 +98,28 @@ async def run_program(
             await kept.stdin.drain()
         async with asyncio.timeout(limits.timeout_s):
             code = await kept.wait()
-        return await judged(code, directory, output)
+        return await judge(code, directory, output)
     except TimeoutError:
         raise EnvironmentTimeout(f"the program ran for longer than {limits.timeout_s:g} s") from None
     finally:
         kept.stdin.close()
         if kept.returncode is None:
-            await _ended(kept)
+            await _wait_for_end(kept)
 
 
 def end_marked(mark: str) -> None:
     """Kill every process that has a variable of this value in its environment, which children inherit."""
-    found, wanted = True, f"={mark}\0".encode()
-    while found:
-        found = False
+    complete, wanted = True, f"={mark}\0".encode()
+    while complete:
+        complete = False
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if wanted in Path(f"/proc/{process.pid}/environ").read_bytes():
-                    found = True
+                    complete = True
                     process.kill()
 
 
-async def _ended(kept: asyncio.subprocess.Process) -> None:
+async def _wait_for_end(kept: asyncio.subprocess.Process) -> None:
     try:
         async with asyncio.timeout(END_S):
             await kept.wait()

@@ -112,12 +112,14 @@ class Template:
 
     def tell_modules(self) -> None:
         """Called in a program that has ended well: let later ones find imported what this one has imported."""
-        told = self._home / MODULES
-        if not told.exists():
-            own = self._home / f"{MODULES}.{os.getpid()}"
+        announced = self._home / MODULES
+        if not announced.exists():
+            temporary = self._home / f"{MODULES}.{os.getpid()}"
             with contextlib.suppress(OSError):
-                own.write_text(json.dumps([name for name in sys.modules if name not in self._known]), encoding="utf-8")
-                own.replace(told)  # whole at once: the template reads it as soon as it is there
+                temporary.write_text(
+                    json.dumps([name for name in sys.modules if name not in self._known]), encoding="utf-8"
+                )
+                temporary.replace(announced)  # whole at once: the template reads it as soon as it is there
 
     def _begin(self) -> int | None:
         """Fork a keeper and return its descriptor; return None in the program."""

@@ -23,7 +23,7 @@ from horizonrl.envs.program.process import (
     Ended,
     Limits,
     clean_environment,
-    judged,
+    judge,
     keeper_command,
     run_program,
     specification,
@@ -69,7 +69,7 @@ async def run_function(
         except TimeoutError:
             raise EnvironmentTimeout(f"the program ran for longer than {limits.timeout_s:g} s") from None
         if code is not None:
-            return await judged(code, directory, output)
+            return await judge(code, directory, output)
         if not await asyncio.to_thread(template.ended):
             break
     return await run_program(function.command(), directory, environment, output, limits)
@@ -157,12 +157,12 @@ _templates: dict[tuple[Function, int], tuple[int, Template | None]] = {}
 def _template(function: Function, limits: Limits) -> Template | None:
     key, edited, reason = (function, limits.memory_bytes), function.edited(), ""
     with _lock:
-        of, known = _templates.get(key, (None, None))
-        if of == edited and (known is None or known.runs):
-            return known
-        if known is not None and not known.runs:
-            reason = known.cold if of == edited else ""
-            known.close()
+        of, template = _templates.get(key, (None, None))
+        if of == edited and (template is None or template.runs):
+            return template
+        if template is not None and not template.runs:
+            reason = template.cold if of == edited else ""
+            template.close()
         # The template of an edited file ends by itself when it has no more episodes.
         made = None
         if not reason:

@@ -104,12 +104,12 @@ class Episodes:
         """
         if len(self._episodes) >= self._capacity:
             now = time.monotonic()
-            left = {key: episode.used_at for key, episode in self._episodes.items() if episode.is_left(now)}
-            if not left:
+            abandoned = {key: episode.used_at for key, episode in self._episodes.items() if episode.is_left(now)}
+            if not abandoned:
                 raise Refusal(
                     "full", f"the server holds {self._capacity} episodes of {self.env_id}: close one, or wait"
                 )
-            await self.close(min(left, key=left.__getitem__))
+            await self.close(min(abandoned, key=abandoned.__getitem__))
         # 53 bits, because a JavaScript client reads ids as doubles.
         episode_id = secrets.randbits(53)
         self._episodes[episode_id] = _Episode(way, time.monotonic(), way.tasks[0].task_id)

@@ -16,12 +16,12 @@ from aiohttp import web
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def names_of(host: str) -> frozenset[str]:
+def list_names(host: str) -> frozenset[str]:
     """Return the names under which clients may call a server on `host`. An IP address needs no name."""
     return frozenset({"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
 
 
-def guarded(handler: Handler, names: Collection[str]) -> Handler:
+def guard_handler(handler: Handler, names: Collection[str]) -> Handler:
     """Return a handler that rejects what a page in a browser can send: a foreign origin, an unknown host, a form."""
 
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -57,17 +57,17 @@ async def _answer(episodes: Episodes, episode: int, kind: str, data: dict[str, A
             if isinstance(task, bool) or not isinstance(task, int | str | None):
                 raise Refusal("bad_request", f"task_id or seed is {task!r}: a task is a number or an id")
             first = await episodes.reset(episode, task)
-            return _observed(first, None, False)
+            return _write_observation(first, None, False)
         case "step":
             text = data.get("action", data.get("text"))
             if not isinstance(text, str):
                 raise Refusal("bad_request", f"action is {text!r}: it is a text")
             step = (await episodes.step(episode, text)).step
-            return _observed(step.observation, step.reward, step.terminated or step.truncated)
+            return _write_observation(step.observation, step.reward, step.terminated or step.truncated)
         case "state":
             return {"type": "state", "data": {"episode_id": str(episode)}}
     raise Refusal("bad_request", f"type is {kind!r}: reset, step, state or close")
 
 
-def _observed(text: str, reward: float | None, done: bool) -> dict[str, Any]:
+def _write_observation(text: str, reward: float | None, done: bool) -> dict[str, Any]:
     return {"type": "observation", "data": {"observation": {"text": text}, "reward": reward, "done": done}}

@@ -24,10 +24,10 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import Service, until_stopped
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import SERVED, Dialect, part_actions
-from horizonrl.envs.agentgym.doors import door_of, numbers_of, task_named, vocabulary
+from horizonrl.envs.agentgym.doors import make_door, number_tasks, task_named, vocabulary
 from horizonrl.envs.agentgym.wire import KEY_HEADER, REPEATABLE_HEADER
 from horizonrl.envs.serving.episodes import STATUS, Episodes, Refusal, Way
-from horizonrl.envs.serving.guard import guarded, names_of
+from horizonrl.envs.serving.guard import guard_handler, list_names
 from horizonrl.envs.serving.hosts import LocalHost, WorkerHost
 from horizonrl.envs.serving.openenv import converse
 
@@ -59,9 +59,9 @@ async def serve(serving: Serving, say: Callable[[str], None] = lambda _: None) -
     """Serve until SIGTERM or SIGINT. Calls `say` with the address of each environment."""
     metrics, lag = Metrics("server", serving.environments), LoopLag()
     served = [await _serve_one(env_id, serving, metrics) for env_id in serving.environments]
-    names = names_of(serving.host) | {name.lower() for name in serving.hosts}
+    names = list_names(serving.host) | {name.lower() for name in serving.hosts}
     routes = [
-        web.route(route.method, route.path, guarded(route.handler, names))
+        web.route(route.method, route.path, guard_handler(route.handler, names))
         for one in served
         for route in one.routes(serving)
     ]
@@ -89,9 +89,11 @@ async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Serve
     """Return an environment with the ways into it. Raises ConfigError for invalid options."""
     registry.require_steps(env_id)
     options = serving.environments[env_id]
-    own, door = await _way(env_id, options, serving, closes=True), door_of(env_id, options)
+    closing, door = await _way(env_id, options, serving, closes=True), make_door(env_id, options)
     agentgym = await _way(env_id, door.options, serving, closes=door.dialect.closes) if door else None
-    return _Served(Episodes(env_id, serving.capacity, metrics), own, door.dialect if door else SERVED, agentgym or own)
+    return _Served(
+        Episodes(env_id, serving.capacity, metrics), closing, door.dialect if door else SERVED, agentgym or closing
+    )
 
 
 async def _way(env_id: str, options: Mapping[str, Any], serving: Serving, closes: bool) -> Way:
@@ -107,7 +109,7 @@ class _Served:
     """One environment, and the ways into it."""
 
     episodes: Episodes
-    own: Way
+    closing: Way
     """For our own client: the user's options, and whole replies."""
     dialect: Dialect
     agentgym: Way
@@ -118,7 +120,7 @@ class _Served:
         return self.episodes.env_id
 
     async def stop(self) -> None:
-        for way in (self.own, self.agentgym):
+        for way in (self.closing, self.agentgym):
             await way.host.stop()
 
     def routes(self, serving: Serving) -> Sequence[web.RouteDef]:
@@ -127,8 +129,8 @@ class _Served:
         return [route for base in bases for route in self._routes(base, serving.compatible)]
 
     def _routes(self, base: str, compatible: bool) -> Sequence[web.RouteDef]:
-        numbers = numbers_of(self.env_id, self.own.tasks)
-        tasks = [{**asdict(task), "number": numbers[task.task_id]} for task in self.own.tasks]
+        numbers = number_tasks(self.env_id, self.closing.tasks)
+        tasks = [{**asdict(task), "number": numbers[task.task_id]} for task in self.closing.tasks]
 
         async def list_tasks(_: web.Request) -> web.Response:
             return web.json_response(tasks)
@@ -137,11 +139,11 @@ class _Served:
             return web.json_response(f"This is environment {self.env_id}.")
 
         async def talk(request: web.Request) -> web.WebSocketResponse:
-            return await converse(request, self.episodes, self.own)
+            return await converse(request, self.episodes, self.closing)
 
         return [
             *DialectRoutes(self.episodes, self.agentgym, self.dialect, compatible).routes(base),
-            *DialectRoutes(self.episodes, self.own, SERVED, compatible).routes(base + SERVED.prefix),
+            *DialectRoutes(self.episodes, self.closing, SERVED, compatible).routes(base + SERVED.prefix),
             web.get(base or "/", greet),
             web.get(f"{base}/tasks", list_tasks),
             web.get(f"{base}/ws", talk),
@@ -191,7 +193,7 @@ class DialectRoutes:
         return answer
 
     async def _create(self, _: web.Request) -> Any:
-        return self.dialect.created(await self.episodes.create(self.way))
+        return self.dialect.write_created(await self.episodes.create(self.way))
 
     async def _reset(self, request: web.Request) -> Any:
         body = await _body(request)
@@ -201,7 +203,7 @@ class DialectRoutes:
         if task is None and self.dialect.needs_task:
             raise Refusal("bad_request", f"the body has no {self.dialect.task}: it is the number of the task")
         episode = self._episode(body)
-        return self.dialect.begun(episode, await self.episodes.reset(episode, task))
+        return self.dialect.write_reset(episode, await self.episodes.reset(episode, task))
 
     async def _step(self, request: web.Request) -> Any:
         body = await _body(request)
@@ -209,20 +211,20 @@ class DialectRoutes:
         if not isinstance(text, str):
             raise Refusal("bad_request", f"{self.dialect.action} is {text!r}: it is a text")
         taken = await self.episodes.step(self._episode(body), text, request.headers.get(KEY_HEADER))
-        return self.dialect.stepped(taken.step, taken.total)
+        return self.dialect.write_step(taken.step, taken.total)
 
     async def _close(self, request: web.Request) -> Any:
         return self.dialect.closed(await self.episodes.close(self._episode(await _body(request))))
 
     async def _observation(self, request: web.Request) -> Any:
-        return self.dialect.observed(self.episodes.observation(self._episode(request.query)))
+        return self.dialect.write_observation(self.episodes.observation(self._episode(request.query)))
 
     async def _detail(self, request: web.Request) -> Any:
         episode = self._episode(request.query)
         last = self.episodes.last(episode)
         if last is not None:
-            return self.dialect.stepped(last.step, last.total) | {"deleted": False}
-        text = self.dialect.observed(self.episodes.observation(episode))
+            return self.dialect.write_step(last.step, last.total) | {"deleted": False}
+        text = self.dialect.write_observation(self.episodes.observation(episode))
         return {"observation": text, "reward": 0, "score": 0, "done": False, "deleted": False}
 
     async def _available_actions(self, request: web.Request) -> Any:
@@ -232,8 +234,8 @@ class DialectRoutes:
         self._episode(request.query)
         return vocabulary(self.way.options)
 
-    def _episode(self, given: Mapping[str, Any]) -> int:
-        episode = given.get(self.dialect.key)
+    def _episode(self, body: Mapping[str, Any]) -> int:
+        episode = body.get(self.dialect.key)
         # A query holds texts. An id has 16 digits at most, and `int` raises for more than 4,300.
         if isinstance(episode, str) and episode.isdecimal() and len(episode) < 20:
             episode = int(episode)

@@ -23,7 +23,7 @@ from horizonrl.envs.serving.hosts import LINE_BYTES, Lines, LocalHost
 log = get_logger()
 
 IDLE_S = 0.05
-STEP_FIELDS = tuple(each.name for each in fields(Step))
+STEP_FIELDS = tuple(field.name for field in fields(Step))
 
 
 async def work(env_id: str, processes: str, descriptor: str) -> None:

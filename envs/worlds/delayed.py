@@ -15,7 +15,7 @@ from pydantic import Field, validate_call
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Observation, OffersTools, Step, TaskSpec, ToolCall, tool_user
-from horizonrl.envs.game import drawn
+from horizonrl.envs.game import random_for
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 OFFERED = ("expert", "state", "native", "tools")
@@ -96,5 +96,5 @@ class Delayed:
         # Task and replies make an episode, and so they make its delays: it repeats in every process, while the
         # episodes of a group, which differ in a reply, are not all slow in the same turn.
         self._episode.update(b"\n" + reply.encode(errors="surrogatepass"))
-        draws = drawn(f"{self._seed} {self._episode.hexdigest()}")
+        draws = random_for(f"{self._seed} {self._episode.hexdigest()}")
         await asyncio.sleep(self._seconds * draws.lognormvariate(0.0, self._sigma))

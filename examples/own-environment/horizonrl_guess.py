@@ -13,9 +13,9 @@ from horizonrl.envs.formats import (
     Command,
     Unreadable,
     explain,
+    make_tools,
     read_action,
     read_call,
-    tools_of,
     write_reply,
 )
 
@@ -66,7 +66,7 @@ class Guess:
         return self._follow(read_action(text, self._format, COMMANDS))
 
     def tools(self) -> Tools:
-        return tools_of(COMMANDS)
+        return make_tools(COMMANDS)
 
     async def call(self, call: ToolCall) -> Step:
         return self._follow(read_call(call, COMMANDS))

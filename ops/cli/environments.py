@@ -60,7 +60,7 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     # One defect may fail several checks: it is described once.
     failed: dict[tuple[str, str], list[Check]] = {}
     for item in (item for item in report.checks if not item.passed):
-        failed.setdefault((item.detail, item.place), []).append(item)
+        failed.setdefault((item.detail, item.source), []).append(item)
     for (detail, place), items in failed.items():
         names = [f"NO: {item.name}" for item in items]
         where = [f"    at: {place}"] if place else []

@@ -25,7 +25,7 @@ from horizonrl.envs import registry
 from horizonrl.ops.evaluation.journal import EvaluationJournal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
-from horizonrl.ops.evaluation.subjects import MakeRollout, Subject, SubjectRequest, subject_of
+from horizonrl.ops.evaluation.subjects import MakeRollout, Subject, SubjectRequest, ticket_subject
 from horizonrl.ops.terminal.console import plain_console
 from horizonrl.ops.terminal.waiting import waiting
 
@@ -38,7 +38,7 @@ STOPPED = "stopped. The same command resumes"
 
 def evaluate(request: SubjectRequest, choice: Choice, directory: Path) -> int:
     """Evaluate and print the table; return 0 when every episode was played, 130 when it was interrupted."""
-    with subject_of(request) as subject:
+    with ticket_subject(request) as subject:
         plan = make_plan(subject.config, choice, own_envs=subject.own_envs)
         settings = settings_of(subject, plan)
         directory.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ class Subject:
 
 
 @contextmanager
-def subject_of(request: SubjectRequest) -> Iterator[Subject]:
+def ticket_subject(request: SubjectRequest) -> Iterator[Subject]:
     """Find the model; what has to be exported for it is there until the end of the body."""
     if request.endpoint is not None:
         yield _remote(request)

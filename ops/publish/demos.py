@@ -11,8 +11,8 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.files import atomic_write
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym.doors import numbers_of
-from horizonrl.envs.api import Environment, expert_of, tool_user
+from horizonrl.envs.agentgym.doors import number_tasks
+from horizonrl.envs.api import Environment, make_expert, tool_user
 from horizonrl.envs.transcripts import to_record
 
 
@@ -20,7 +20,7 @@ def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id
     """Let the expert play the first tasks that the recipe selects, and write its episodes. Returns 0."""
     env = _chosen(config, env_id)
     # Numbered among all tasks, not among the chosen ones: an item id has to mean the same task everywhere.
-    numbers = numbers_of(env.id, registry.tasks(env.id, env.options))
+    numbers = number_tasks(env.id, registry.tasks(env.id, env.options))
     task_ids = [spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)][:count]
     with atomic_write(out) as incoming, incoming.open("w", encoding="utf-8", newline="\n") as file:
         for task_id in task_ids:
@@ -51,7 +51,7 @@ async def _play(env: EnvSection, task_id: str, item_id: str) -> dict[str, Any]:
 
 async def _episode(environment: Environment, task_id: str, item_id: str) -> dict[str, Any]:
     prompt = observation = (await environment.reset(task_id)).text
-    expert = expert_of(environment)
+    expert = make_expert(environment)
     if tool_user(environment) is not None:
         raise ConfigError(f"{environment.env_id} is played by calling tools, which AgentTraj has no form for")
     turns: list[tuple[str, str]] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.actors.main import run_actor
-from horizonrl.broker.agreement import agreed
+from horizonrl.broker.agreement import wait_for_agreement
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
@@ -20,7 +20,7 @@ from horizonrl.common.service import Service
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller
-from horizonrl.ops.evaluation.subjects import SubjectRequest, subject_of
+from horizonrl.ops.evaluation.subjects import SubjectRequest, ticket_subject
 from horizonrl.ops.models.tiny_model import VOCABULARY
 
 PLAY = """
@@ -84,7 +84,7 @@ def test_a_system_prompt_that_the_template_refuses_is_told_before_any_ticket(
 
     async def evaluate() -> None:
         overrides = ("--actor.engine=scripted", "--rollout.system_prompt=Be brief.")
-        with subject_of(SubjectRequest(str(model), overrides=overrides)) as subject:
+        with ticket_subject(SubjectRequest(str(model), overrides=overrides)) as subject:
             async with subject.start(subject.config, {"parity": {}}):
                 pass
 
@@ -108,7 +108,7 @@ def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> 
         )
         await StateStore(transport).put(Key.RUN, recipe("--rl.steps=2").settings)  # of before it was given more steps
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-            waiting = group.create_task(agreed(transport, config.settings))
+            waiting = group.create_task(wait_for_agreement(transport, config.settings))
             await asyncio.sleep(0)
             assert not waiting.done()
             source = TaskSource("textcraft", ("stick",), 1.0)
@@ -124,7 +124,7 @@ def test_an_actor_of_another_recipe_ends_and_says_what_differs() -> None:
         transport = MemoryTransport(MemoryServer())
         run = recipe("--model.max_context_tokens=512", CRAFTING)
         await StateStore(transport).put(Key.RUN, run.settings)
-        await agreed(transport, recipe('--envs=[{"id": "parity"}]').settings, wait_s=0.01)
+        await wait_for_agreement(transport, recipe('--envs=[{"id": "parity"}]').settings, wait_s=0.01)
 
     with pytest.raises(ConfigError, match="recipe is not the run's") as caught:
         asyncio.run(scenario())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.broker.agreement import agreed, differences, stays_agreed
+from horizonrl.broker.agreement import differences, stays_agreed, wait_for_agreement
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.signing import TicketSigner
@@ -55,7 +55,7 @@ def test_an_actor_needs_neither_the_key_nor_the_learners_settings() -> None:
         transport = MemoryTransport(MemoryServer())
         await StateStore(transport).put(Key.RUN, settings("--rl.max_staleness=5", ticket_key=SEALED))
         async with asyncio.timeout(10):
-            await agreed(transport, settings())
+            await wait_for_agreement(transport, settings())
 
     asyncio.run(scenario())
 

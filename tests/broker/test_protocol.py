@@ -43,12 +43,12 @@ def test_every_field_of_a_record_is_described_with_its_bounds_and_its_default(mo
     missing = [
         row
         for name, field in model.model_fields.items()
-        if (row := f"| `{name}` | {spelled(name, field, schema)} | {default(field)} | ") not in PROTOCOL
+        if (row := f"| `{name}` | {spell_command(name, field, schema)} | {default(field)} | ") not in PROTOCOL
     ]
     assert missing == []
 
 
-def spelled(name: str, field: FieldInfo, schema: dict[str, Any]) -> str:
+def spell_command(name: str, field: FieldInfo, schema: dict[str, Any]) -> str:
     """Return a field's type and bounds as the page has them."""
     part = schema["properties"][name]
     optional = [option for option in part.get("anyOf", ()) if option != {"type": "null"}]

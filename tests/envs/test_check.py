@@ -12,7 +12,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import check as check_module
 from horizonrl.envs import registry
-from horizonrl.envs.api import expert_of
+from horizonrl.envs.api import make_expert
 from horizonrl.envs.check import TASKS_TRIED, TRIALS, Check, check
 from horizonrl.envs.odd_texts import odd_texts
 from horizonrl.learner.controller.curriculum import sources_of
@@ -198,7 +198,7 @@ def test_a_run_that_wants_demonstrations_of_an_environment_without_an_expert_is_
         sources_of(envs, demonstrations=True)
     assert sources_of(envs, demonstrations=False)
     with pytest.raises(EnvironmentFailure, match="unguided has no expert"):
-        expert_of(registry.make("unguided"))
+        make_expert(registry.make("unguided"))
 
 
 def test_an_environment_that_keeps_its_contract_passes(install: Install) -> None:

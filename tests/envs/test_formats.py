@@ -8,9 +8,9 @@ from horizonrl.envs.formats import (
     Command,
     Unreadable,
     explain,
+    make_tools,
     read_action,
     read_call,
-    tools_of,
     write_action,
     write_reply,
 )
@@ -168,7 +168,7 @@ def test_a_reply_without_a_call_names_no_action() -> None:
 
 
 def test_commands_are_described_as_tools() -> None:
-    look, put = (tool["function"] for tool in tools_of(COMMANDS))
+    look, put = (tool["function"] for tool in make_tools(COMMANDS))
     assert look["parameters"] == {"type": "object", "properties": {}, "required": []}
     assert put["parameters"]["required"] == ["thing", "place"]
     assert put["description"] == "lay something down"

@@ -14,7 +14,7 @@ import pytest
 
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, expert_of
+from horizonrl.envs.api import Environment, make_expert
 from horizonrl.envs.bounds import MAX_REPLY_CHARS, readable
 from horizonrl.envs.formats import Command, WrittenFormat, read_action
 from horizonrl.envs.odd_texts import hostile_texts, odd_texts
@@ -54,7 +54,7 @@ def test_no_reply_breaks_an_episode_or_holds_its_event_loop(env_id: str, action_
         environment = registry.make(env_id, options)
         task_id = registry.tasks(env_id, options)[0].task_id
         first = await environment.reset(task_id)
-        sensible = expert_of(environment).act(first.text) if registry.has_expert(env_id, options) else first.text
+        sensible = make_expert(environment).act(first.text) if registry.has_expert(env_id, options) else first.text
         for text in odd_texts(sensible):
             await answer(environment, task_id, text)
         for text in hostile_texts(MAX_REPLY_CHARS):

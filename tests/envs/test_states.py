@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, NamesState, expert_of
+from horizonrl.envs.api import Environment, NamesState, make_expert
 from horizonrl.envs.worlds.babyai.world import GridWorld
 
 
@@ -24,7 +24,7 @@ async def states_of(env_id: str, task_id: str, replies: list[str]) -> list[str]:
 async def experts_way(env_id: str, task_id: str) -> list[str]:
     environment: Environment = registry.make(env_id, {"format": "plain"})
     observation, replies = (await environment.reset(task_id)).text, []
-    expert, over = expert_of(environment), False
+    expert, over = make_expert(environment), False
     while not over:
         replies.append(expert.act(observation))
         step = await environment.step(replies[-1])

@@ -66,7 +66,7 @@ REPLAYED = Transcript(
 )
 
 
-def written(tmp_path: Path, *records: Any, name: str = "demos.jsonl") -> Path:
+def write_value(tmp_path: Path, *records: Any, name: str = "demos.jsonl") -> Path:
     path = tmp_path / name
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -77,11 +77,11 @@ def read(path: Path) -> dict[str, Transcript]:
 
 
 def test_what_stands_before_the_first_turn_with_loss_is_the_prompt_without_the_agents_words(tmp_path: Path) -> None:
-    assert read(written(tmp_path, AGENTTRAJ)) == {"textcraft_12": REPLAYED}
+    assert read(write_value(tmp_path, AGENTTRAJ)) == {"textcraft_12": REPLAYED}
 
 
 def test_a_json_list_reads_as_lines_do(tmp_path: Path) -> None:
-    lines, whole = written(tmp_path, AGENTTRAJ, AGENTTRAJ), tmp_path / "demos.json"
+    lines, whole = write_value(tmp_path, AGENTTRAJ, AGENTTRAJ), tmp_path / "demos.json"
     whole.write_text("\n " + json.dumps([AGENTTRAJ, AGENTTRAJ], indent=2))
     assert read(whole) == read(lines)
 
@@ -94,12 +94,12 @@ def test_messages_are_conversations_too(tmp_path: Path) -> None:
         {"role": "user", "content": "Got 2 planks"},
         {"role": "assistant", "content": "craft 4 stick"},
     ]
-    assert read(written(tmp_path, {"messages": messages, "source": "elsewhere"})) == {"record_0": REPLAYED}
+    assert read(write_value(tmp_path, {"messages": messages, "source": "elsewhere"})) == {"record_0": REPLAYED}
 
 
 def test_an_answer_to_the_last_turn_is_kept(tmp_path: Path) -> None:
     record = {"item_id": 7, "conversations": [human("go"), gpt("a"), human("b"), gpt("c"), human("won")]}
-    assert read(written(tmp_path, record))["7"].observations == ("b", "won")
+    assert read(write_value(tmp_path, record))["7"].observations == ("b", "won")
 
 
 RULES, ACK = "These are the rules.", "OK. I'll follow your instructions and try my best to solve the task."
@@ -149,12 +149,12 @@ def test_an_evaluation_of_agentgym_is_a_folder_of_records_with_what_a_model_thou
     ],
 )
 def test_only_what_was_solved_is_imitated(tmp_path: Path, item_id: str | int, reward: float, solved: bool) -> None:
-    path = written(tmp_path, AGENTTRAJ, logged(reward, item_id))
+    path = write_value(tmp_path, AGENTTRAJ, logged(reward, item_id))
     assert list(read(path)) == ["textcraft_12", *([str(item_id)] if solved else [])]
 
 
 def test_a_reward_that_does_not_say_whether_it_was_solved_is_refused_unless_the_user_says(tmp_path: Path) -> None:
-    path = written(tmp_path, logged(75, item_id=3), logged(100, item_id=4))
+    path = write_value(tmp_path, logged(75, item_id=3), logged(100, item_id=4))
     with pytest.raises(ConfigError, match=r"line 1: the reward is 75 .* set options\.solved_at to the least reward"):
         load_transcripts(path)
     assert list(load_transcripts(path, 100.0).transcripts) == ["4"]
@@ -163,12 +163,12 @@ def test_a_reward_that_does_not_say_whether_it_was_solved_is_refused_unless_the_
     with pytest.raises(ConfigError, match=r"none of the 2 records .* was solved"):
         load_transcripts(path, 101.0)
     with pytest.raises(ConfigError, match=r"line 1: reward: Input should be a valid number"):
-        load_transcripts(written(tmp_path, {**AGENTTRAJ, "reward": "high"}, name="odd.jsonl"))
+        load_transcripts(write_value(tmp_path, {**AGENTTRAJ, "reward": "high"}, name="odd.jsonl"))
 
 
 def test_a_turn_that_says_ok_is_one_where_it_is_marked_or_comes_later(tmp_path: Path) -> None:
     record = {"item_id": "x_1", "conversations": [human("go"), gpt("Ok."), human("b"), gpt("Ok.", None)]}
-    assert read(written(tmp_path, record))["x_1"].turns == ("Ok.", "Ok.")
+    assert read(write_value(tmp_path, record))["x_1"].turns == ("Ok.", "Ok.")
 
 
 def test_names_that_come_again_are_numbered_and_the_mark_of_an_export_from_windows_is_no_text(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_names_that_come_again_are_numbered_and_the_mark_of_an_export_from_windo
 
 def test_tasks_are_the_records_in_order_and_categories_their_sources(tmp_path: Path) -> None:
     records = [AGENTTRAJ | {"item_id": name} for name in ("textcraft_3", "babyai_1", "oak_planks", "babyai_1")]
-    listed = registry.tasks("transcripts", {"path": str(written(tmp_path, *records))})
+    listed = registry.tasks("transcripts", {"path": str(write_value(tmp_path, *records))})
     assert [task.task_id for task in listed] == ["textcraft_3", "babyai_1", "oak_planks", "babyai_1#2"]
     assert [task.category for task in listed] == ["textcraft", "babyai", "all", "babyai"]
     assert {task.split for task in listed} == {"train"}
@@ -229,7 +229,7 @@ def test_any_other_json_is_a_config_error_that_names_the_place(tmp_path: Path, v
 def test_a_conversation_that_is_no_episode_is_refused_with_file_line_and_turn(
     tmp_path: Path, conversation: list[Any], message: str
 ) -> None:
-    path = written(tmp_path, AGENTTRAJ, {"item_id": "bad_1", "conversations": conversation})
+    path = write_value(tmp_path, AGENTTRAJ, {"item_id": "bad_1", "conversations": conversation})
     with pytest.raises(ConfigError, match=rf"demos\.jsonl, line 2: .*{message}"):
         load_transcripts(path)
 
@@ -267,14 +267,14 @@ def test_without_a_file_the_message_says_how_to_give_one(tmp_path: Path) -> None
 
 
 def test_the_version_names_the_file_by_its_digest(tmp_path: Path) -> None:
-    path = written(tmp_path, AGENTTRAJ)
+    path = write_value(tmp_path, AGENTTRAJ)
     version = registry.make("transcripts", {"path": str(path)}).version
     assert version == f"1 sha256:{sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
 def test_an_episode_is_replayed_whatever_it_is_told_and_ends_once(tmp_path: Path) -> None:
     async def episode() -> None:
-        environment = registry.make("transcripts", {"path": str(written(tmp_path, AGENTTRAJ))})
+        environment = registry.make("transcripts", {"path": str(write_value(tmp_path, AGENTTRAJ))})
         assert (await environment.reset("textcraft_12")).text == REPLAYED.prompt
         expert = environment.expert()
         assert expert.act("") == "get 2 planks"
@@ -290,7 +290,7 @@ def test_an_episode_is_replayed_whatever_it_is_told_and_ends_once(tmp_path: Path
 
 
 def test_transcripts_keep_the_contract_of_an_environment(tmp_path: Path) -> None:
-    report = asyncio.run(check("transcripts", {"path": str(written(tmp_path, AGENTTRAJ, AGENTTRAJ))}))
+    report = asyncio.run(check("transcripts", {"path": str(write_value(tmp_path, AGENTTRAJ, AGENTTRAJ))}))
     assert [found for found in report.checks if not found.passed] == []
     assert report.version.startswith("1 sha256:")
 
@@ -346,9 +346,9 @@ def test_one_record_over_many_lines_is_read_however_its_lines_end(tmp_path: Path
 
 def test_a_folder_has_its_record_files_alone_without_the_copies_that_programs_hide(tmp_path: Path) -> None:
     (tmp_path / "deep.json" / "er").mkdir(parents=True)
-    written(tmp_path / "deep.json" / "er", AGENTTRAJ, name="DEMOS.JSONL")
+    write_value(tmp_path / "deep.json" / "er", AGENTTRAJ, name="DEMOS.JSONL")
     (tmp_path / ".ipynb_checkpoints").mkdir()
-    written(tmp_path / ".ipynb_checkpoints", AGENTTRAJ, name="demos-checkpoint.jsonl")
+    write_value(tmp_path / ".ipynb_checkpoints", AGENTTRAJ, name="demos-checkpoint.jsonl")
     (tmp_path / "._demos.jsonl").write_bytes(b"\0\5\x16\7\0\xff")
     assert read(tmp_path) == {"textcraft_12": REPLAYED}
 
@@ -392,7 +392,7 @@ def replayed(path: Path) -> list[tuple[Any, list[tuple[str, float, bool]]]]:
 
 
 def test_recorded_calls_are_replayed_with_their_results_by_id(tmp_path: Path) -> None:
-    path = written(
+    path = write_value(
         tmp_path,
         tooled(
             agent(calling("look", "a"), calling("take", "b", {"what": "key"}), content="First I look."),
@@ -411,7 +411,7 @@ def test_recorded_calls_are_replayed_with_their_results_by_id(tmp_path: Path) ->
 
 
 def test_a_record_may_end_with_calls(tmp_path: Path) -> None:
-    path = written(tmp_path, tooled(agent(calling("look", "a"), calling("take", "b"))))
+    path = write_value(tmp_path, tooled(agent(calling("look", "a"), calling("take", "b"))))
     assert replayed(path) == [(("", [("look", {}), ("take", {})]), [("", 0.0, False), ("", 1.0, True)])]
 
 
@@ -432,7 +432,7 @@ def test_a_record_may_end_with_calls(tmp_path: Path) -> None:
 )
 def test_calls_that_are_no_episode_are_refused(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"demos\.jsonl, line 1: .*{message}"):
-        load_transcripts(written(tmp_path, record))
+        load_transcripts(write_value(tmp_path, record))
 
 
 def test_the_pages_example_is_imitated_in_the_models_own_syntax(

@@ -26,7 +26,7 @@ from horizonrl.ops.evaluation.journal import FILE, EvaluationJournal, Line, Turn
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
 from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_missing, settings_of
-from horizonrl.ops.evaluation.subjects import MakeRollout, OptionsById, Subject, SubjectRequest, subject_of
+from horizonrl.ops.evaluation.subjects import MakeRollout, OptionsById, Subject, SubjectRequest, ticket_subject
 from horizonrl.ops.rundir.directory import write_config
 from tests.actors.players import make_chat
 from tests.completions import Completions, refusal, serving
@@ -49,7 +49,7 @@ def evaluate(server: Completions, out: Path, choice: Choice = PARITY, *overrides
     """Evaluate the server's model; return the results."""
     out.mkdir(exist_ok=True)
     asked = SubjectRequest(None, server.url, "big", overrides=("--actor.slots=8", *overrides))
-    with subject_of(asked) as subject:
+    with ticket_subject(asked) as subject:
         plan = make_plan(subject.config, choice, own_envs=False)
         assert carry_out(subject, plan, settings_of(subject, plan), out, TERMINAL) == 0
     results: dict[str, Any] = json.loads((out / "results.json").read_text())
@@ -329,10 +329,10 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
     place = config.run_dir / "checkpoints" / "step-000003"
     place.mkdir(parents=True)
     (place / "weights.safetensors").write_bytes((tiny_models[1] / "model.safetensors").read_bytes())
-    with subject_of(SubjectRequest(str(place))) as subject:
+    with ticket_subject(SubjectRequest(str(place))) as subject:
         assert (subject.own_envs, subject.config.rollout.max_turn_tokens) == (True, 7)
         of_checkpoint = subject.facts["weights"]
-    with subject_of(SubjectRequest(str(tiny_models[1]))) as subject:
+    with ticket_subject(SubjectRequest(str(tiny_models[1]))) as subject:
         assert subject.facts["weights"] == of_checkpoint
         assert subject.config.model.max_context_tokens == 1024  # the model's own
         assert not subject.own_envs
@@ -341,7 +341,7 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
     (best / "v2.safetensors").write_bytes((tiny_models[0] / "model.safetensors").read_bytes())
     shown = {"weights": "v2.safetensors", "step": 2, "lineage": 0, "success_rate": 0.5, "low": 0.1, "high": 0.9}
     (best / "eval.json").write_text(json.dumps(shown))
-    with subject_of(SubjectRequest(str(config.run_dir))) as subject:
+    with ticket_subject(SubjectRequest(str(config.run_dir))) as subject:
         assert subject.facts["weights"] != of_checkpoint
 
 

@@ -73,7 +73,7 @@ class BabyAI:
 
     async def step(self, text: str) -> Step:
         """Take the one action that the text names."""
-        world = self._begun()
+        world = self._current()
         if world.over:
             raise EnvironmentFailure(f"the episode of task {world.task_id} is over: reset before the next step")
         requested = read_action(text, self._format, COMMANDS)
@@ -93,16 +93,16 @@ class BabyAI:
 
     def state(self) -> str:
         """Return the grid, where the agent stands in it, what it carries, and which parts of the mission are done."""
-        return self._begun().state
+        return self._current().state
 
     def expert(self) -> BabyAIExpert:
         """Return an expert that continues from the present state of the episode."""
-        return BabyAIExpert(self._begun(), self._format)
+        return BabyAIExpert(self._current(), self._format)
 
     async def close(self) -> None:
         self._world = None
 
-    def _begun(self) -> GridWorld:
+    def _current(self) -> GridWorld:
         if self._world is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._world

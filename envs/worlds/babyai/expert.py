@@ -83,11 +83,11 @@ class Planner:
         """Return what to do next."""
         match open_part(self._level.instrs):
             case GoToInstr(desc=desc):
-                return self._reach(_cells(desc.obj_poss), "", f"I go to the {_called(desc)}.")
+                return self._reach(_cells(desc.obj_poss), "", f"I go to the {_describe_object(desc)}.")
             case OpenInstr(desc=desc):
                 return self._open([door for door in desc.obj_set if isinstance(door, Door)])
             case PickupInstr(desc=desc):
-                return self._pick_up(self._movable(desc), f"I pick up the {_called(desc)}.")
+                return self._pick_up(self._movable(desc), f"I pick up the {_describe_object(desc)}.")
             case PutNextInstr(desc_move=moved, desc_fixed=fixed):
                 return self._put_next(moved, fixed)
             case part:
@@ -107,12 +107,16 @@ class Planner:
         free = [cell for cell in beside if self._is_empty(cell)]
         if not free:
             taken = [cell for cell in beside if self._tolls.get(cell) == TO_REMOVE]
-            return self._pick_up(taken, f"I make room next to the {_called(fixed)}.") if taken else self._put_aside()
+            return (
+                self._pick_up(taken, f"I make room next to the {_describe_object(fixed)}.")
+                if taken
+                else self._put_aside()
+            )
         # Clear the path first: the agent carries one thing, so it could not clear anything with the object in hand.
-        to_drop = self._reach(free, "drop", f"I put it next to the {_called(fixed)}.")
+        to_drop = self._reach(free, "drop", f"I put it next to the {_describe_object(fixed)}.")
         if to_drop.cells is not free or any(self._level.carrying is object for object in moved.obj_set):
             return to_drop
-        return self._pick_up(self._movable(moved), f"I need the {_called(moved)} first.")
+        return self._pick_up(self._movable(moved), f"I need the {_describe_object(moved)} first.")
 
     def _pick_up(self, cells: list[Cell], why: str) -> Errand:
         errand = self._reach(cells, "pickup", why)
@@ -190,12 +194,12 @@ class Planner:
     def _way(self, costs: Mapping[Place, int]) -> Iterator[Cell]:
         """Yield the cells that a cheapest way enters."""
         place = self._here
-        while left := costs[place]:
+        while remaining := costs[place]:
             x, y, heading = place
             dx, dy = HEADINGS[heading]
             front = (x + dx, y + dy, heading)
             turned = [(x, y, (heading + turn) % 4) for turn in (1, -1)]
-            place = next((turn for turn in turned if costs.get(turn) == left - 1), front)
+            place = next((turn for turn in turned if costs.get(turn) == remaining - 1), front)
             if place == front:
                 yield front[:2]
 
@@ -238,9 +242,9 @@ def best_action(world: GridWorld, errand: Errand) -> str:
             moves = moves[: len(moves) - last_moves]
         elif action in ("toggle", "drop") or action.startswith("pickup"):
             continue
-        left = errand.costs.get(end_of(world.level, moves))
-        if left is not None:
-            choices.append((left - (action in final), len(moves), action))
+        remaining = errand.costs.get(final_position(world.level, moves))
+        if remaining is not None:
+            choices.append((remaining - (action in final), len(moves), action))
     return min(choices, default=(0, 0, "turn left"))[2]
 
 
@@ -249,7 +253,7 @@ def here(level: RoomGridLevel) -> Place:
     return int(x), int(y), int(level.agent_dir)
 
 
-def end_of(level: RoomGridLevel, moves: Moves) -> Place:
+def final_position(level: RoomGridLevel, moves: Moves) -> Place:
     """Return the place where moves lead on the grid as it is."""
     x, y, heading = here(level)
     opened = None
@@ -294,7 +298,7 @@ def _is_key(thing: WorldObj | None, door: Door) -> bool:
     return thing is not None and thing.type == "key" and thing.color == door.color
 
 
-def _called(desc: ObjDesc) -> str:
+def _describe_object(desc: ObjDesc) -> str:
     return " ".join(filter(None, (desc.color, desc.type or "object")))
 
 

@@ -84,7 +84,7 @@ def is_number(task_id: str) -> bool:
 
 def generate(task_id: str) -> RoomGridLevel:
     """Return a task's level, ready to play. Drawing it takes 1 to 100 ms, and 0.2 ms once it has been drawn here."""
-    level: RoomGridLevel = pickle.loads(_drawn(task_id))
+    level: RoomGridLevel = pickle.loads(_draw_level(task_id))
     return level
 
 
@@ -99,7 +99,7 @@ def draw_ahead(levels: Levels) -> bool:
     task_id = next(missing, None) if len(_KEPT) < LEVELS_KEPT else None
     if task_id is None:
         return False
-    _drawn(task_id)
+    _draw_level(task_id)
     return True
 
 
@@ -109,7 +109,7 @@ _CHANGING = Lock()
 _ONE_WALL = Wall()
 
 
-def _drawn(task_id: str) -> bytes:
+def _draw_level(task_id: str) -> bytes:
     """Return a level as bytes. It is drawn again and again until one can be solved."""
     with _CHANGING:
         if task_id in _KEPT:

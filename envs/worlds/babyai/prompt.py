@@ -83,7 +83,7 @@ def _goal(world: GridWorld) -> str:
 def _tell(view: View) -> str:
     things = ", ".join(f"{thing.name} ({_place(thing.cell, ', ')})" for thing in view.things)
     barrier = f" Straight ahead is a {view.barrier.kind}, {_steps(view.barrier.cell[0])} away." if view.barrier else ""
-    return f"You see {things or 'nothing'}.{barrier} You carry {_carried(view) or 'nothing'}."
+    return f"You see {things or 'nothing'}.{barrier} You carry {_describe_carried(view) or 'nothing'}."
 
 
 def _note(view: View) -> str:
@@ -91,7 +91,7 @@ def _note(view: View) -> str:
     if view.barrier is not None and view.barrier.kind == "wall":
         notes.append(f"wall: {view.barrier.cell[0]} ahead")
     if view.carrying is not None:
-        notes.append(f"carrying {_carried(view)}")
+        notes.append(f"carrying {_describe_carried(view)}")
     return "; ".join(notes) or "nothing in sight"
 
 
@@ -111,7 +111,7 @@ def _tell_compat(view: View) -> str:
     sentences.append("The room has walls around you. ")
     if view.barrier is not None:
         sentences.append(f"You are facing a {view.barrier.kind} {view.barrier.cell[0]} steps away. ")
-    carried = _carried(view)
+    carried = _describe_carried(view)
     sentences.append(f"You are carrying a {carried}." if carried else "You are not carrying anything.")
     return "".join(sentences)
 
@@ -126,5 +126,5 @@ def _steps(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-def _carried(view: View) -> str:
+def _describe_carried(view: View) -> str:
     return f"{view.carrying.colour} {view.carrying.kind}" if view.carrying else ""

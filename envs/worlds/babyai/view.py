@@ -58,28 +58,28 @@ class View:
     def actions(self) -> Mapping[str, Moves]:
         """The available actions with their moves, in AgentGym's order."""
         ahead, ways = self.blocked.get((1, 0)), Ways(self.blocked)
-        found: dict[str, Moves] = {"turn left": (Actions.left,), "turn right": (Actions.right,)}
+        moves: dict[str, Moves] = {"turn left": (Actions.left,), "turn right": (Actions.right,)}
         if ahead is None:
-            found["move forward"] = (Actions.forward,)
+            moves["move forward"] = (Actions.forward,)
         if self.carrying is None:
             for thing in self.things:
                 if thing.kind != "door" and (way := ways.facing(thing.cell)) is not None:
-                    found[f"pickup {thing.name}"] = (*way, Actions.pickup)
+                    moves[f"pickup {thing.name}"] = (*way, Actions.pickup)
         elif ahead is None and not any(thing.cell == (1, 0) for thing in self.things):
-            found["drop"] = (Actions.drop,)
+            moves["drop"] = (Actions.drop,)
         for door in self.things:
             if door.state == "open" and (way := ways.to(door.cell)) is not None:
-                found[f"go through {door.name}"] = way
+                moves[f"go through {door.name}"] = way
             elif self.can_open(door) and (way := ways.facing(door.cell)) is not None:
-                found[f"toggle and go through {door.name}"] = (*way, Actions.toggle, Actions.forward)
+                moves[f"toggle and go through {door.name}"] = (*way, Actions.toggle, Actions.forward)
         if any(thing.cell == (1, 0) and (thing.kind == "box" or self.can_toggle(thing)) for thing in self.things):
-            found["toggle"] = (Actions.toggle,)
+            moves["toggle"] = (Actions.toggle,)
         for thing in self.things:
             if (way := ways.facing(thing.cell)) is not None:
-                found[f"go to {thing.name}"] = way or (
+                moves[f"go to {thing.name}"] = way or (
                     Actions.done,
                 )  # does nothing, but makes minigrid check the mission
-        return found
+        return moves
 
     def can_toggle(self, thing: Thing) -> bool:
         return thing.state == "open" or self.can_open(thing)

@@ -63,7 +63,7 @@ class GridWorld:
         """The grid, where the agent stands and looks, what it carries, and which parts of the mission are done."""
         level = self.level
         carried = level.carrying.encode() if level.carrying else ()
-        grid, done = level.grid.encode().tobytes().hex(), _done(level.instrs)
+        grid, done = level.grid.encode().tobytes().hex(), _describe_done(level.instrs)
         return f"{grid} {level.agent_pos} {level.agent_dir} {carried}{done}"
 
     def follow(self, written: str) -> tuple[Outcome, str]:
@@ -104,12 +104,12 @@ class GridWorld:
         return see(sight)
 
 
-def _done(mission: Instr) -> str:
+def _describe_done(mission: Instr) -> str:
     """Return a sign for each part of a mission of several: these are done once, wherever the agent goes after it."""
     if not isinstance(mission, SeqInstr):
         return ""
     parts = ((mission.instr_a, mission.a_done), (mission.instr_b, mission.b_done))
-    return "".join(f" {int(done == 'success')}{_done(part)}" for part, done in parts)
+    return "".join(f" {int(done == 'success')}{_describe_done(part)}" for part, done in parts)
 
 
 def plain(written: str) -> str:

@@ -15,7 +15,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable
-from horizonrl.envs.game import GameEnvironment, Move, Style, unmoved
+from horizonrl.envs.game import GameEnvironment, Move, Style, refuse_move
 from horizonrl.envs.worlds.deepsearch.index import Index, Page
 from horizonrl.envs.worlds.deepsearch.library import Questions, load, load_questions
 from horizonrl.envs.worlds.deepsearch.questions import Question, normalize
@@ -57,24 +57,27 @@ class Inquiry:
         """Search, or judge an answer."""
         match first_tag(action):
             case ("search", query):
-                return unmoved(self._search(query.strip()))
+                return refuse_move(self._search(query.strip()))
             case ("answer", answer):
                 return self._judge(answer)
-        return unmoved(self.invalid)
+        return refuse_move(self.invalid)
 
     def _search(self, query: str) -> str:
         self._searched[query] = None
         pages = self._index.search(query, self._results)
-        return "\n".join(self._shown(*found) for found in enumerate(pages, 1)) or f"Nothing found for {clip(query)!r}."
+        return (
+            "\n".join(self._show(*numbered) for numbered in enumerate(pages, 1))
+            or f"Nothing found for {clip(query)!r}."
+        )
 
-    def _shown(self, number: int, page: Page) -> str:
+    def _show(self, number: int, page: Page) -> str:
         text = clip(page.text, self._page_chars)
         return text if self._results == 1 else f"{number}. {page.title}: {text}"
 
     def _judge(self, answer: str) -> Step:
         right = normalize(answer) in map(normalize, self._question.answers)
         if not right and not self._single_answer:
-            return unmoved("That is not the answer. Search on, or answer again.")
+            return refuse_move("That is not the answer. Search on, or answer again.")
         return Step("Right." if right else "Wrong.", reward=float(right), terminated=True, success=right)
 
     def advise(self) -> Move:
@@ -139,7 +142,7 @@ class DeepSearch(GameEnvironment[Inquiry]):
             raise ConfigError("deepsearch: corpus and questions go together; give both files or none")
         self._corpus, self._questions = corpus, questions
         self._single_answer = single_answer
-        self._shown = (results or RESULTS[style], PAGE_CHARS[style])
+        self._show = (results or RESULTS[style], PAGE_CHARS[style])
         self._loaded: tuple[Index, Questions] | None = None
         if questions:
             self.version = f"{self.version} sha256:{load_questions(questions).digest[:16]}"
@@ -161,13 +164,13 @@ class DeepSearch(GameEnvironment[Inquiry]):
             raise self.unknown(task_id)
         if self._style == "agentgym":
             return _AGENTGYM_PROMPT.format(question=question.text), AgentGymInquiry(
-                question, index, self._shown, self._single_answer
+                question, index, self._show, self._single_answer
             )
         explains = self._style != "compact"
         rules = "Answer a question. No single page may hold what you need." if explains else ""
         again = "You may answer again after a wrong answer.\n" if explains and not self._single_answer else ""
-        text = self.introduced(rules, f"{again}Question: {question.text}")
-        return text, Inquiry(question, index, self._shown, self._single_answer)
+        text = self.introduce(rules, f"{again}Question: {question.text}")
+        return text, Inquiry(question, index, self._show, self._single_answer)
 
     def read(self, text: str) -> str | Unreadable:
         """Return the action that a reply names. In a plain reply it is the first tag."""
@@ -180,8 +183,8 @@ def first_tag(text: str) -> tuple[str, str] | None:
 
     Each pattern passes over the text once: if the first opening tag is never closed, no later one of that name is.
     """
-    found = []
+    pages = []
     for name, opening in _OPENED.items():
         if (opened := opening.search(text)) and (closed := _CLOSED[name].search(text, opened.end())):
-            found.append((opened.start(), name, text[opened.end() : closed.start()]))
-    return min(found)[1:] if found else None
+            pages.append((opened.start(), name, text[opened.end() : closed.start()]))
+    return min(pages)[1:] if pages else None

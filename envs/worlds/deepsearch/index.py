@@ -52,9 +52,9 @@ class Index:
         parsed, _ = self._index.parse_query_lenient(words, ["title", "text"], field_boosts={"title": 3.0})
         hits = self._searcher.search(parsed, results).hits
         # Ties go to the earlier page, wherever tantivy's segments hold it.
-        found = sorted((-score, self._searcher.doc(address)["number"][0]) for score, address in hits)
+        ranked = sorted((-score, self._searcher.doc(address)["number"][0]) for score, address in hits)
         titled = [self._titled[words]] if words in self._titled else []
-        numbers = dict.fromkeys([*titled, *(number for _, number in found)])
+        numbers = dict.fromkeys([*titled, *(number for _, number in ranked)])
         return [self._pages[number] for number in numbers][:results]
 
 

@@ -75,7 +75,7 @@ def load(corpus: Path | None, questions: Path | None, style: Style) -> tuple[Ind
 @cache
 def _index(path: Path | None, style: Style) -> Index:
     if path is None:
-        return Index([page_of(entity, style) for entity in _world().values()])
+        return Index([make_page(entity, style) for entity in _world().values()])
     lines, _ = _read(path, PageLine)
     return Index([Page(line.title, line.text) for line in lines])
 
@@ -85,15 +85,15 @@ def _world() -> World:
     return build_world()
 
 
-def page_of(entity: Entity, style: Style) -> Page:
+def make_page(entity: Entity, style: Style) -> Page:
     """Return the facts about an entity as prose, or in the compact style as a list."""
     if style == "compact":
         facts = " ".join(f"{relation}: {value}." for relation, value in entity.facts.items())
-        known = f" ({entity.alias})" if entity.alias else ""
-        return Page(entity.name, f"{entity.name}{known}. {facts}", entity.alias)
+        alias = f" ({entity.alias})" if entity.alias else ""
+        return Page(entity.name, f"{entity.name}{alias}. {facts}", entity.alias)
     clauses = [RELATIONS[relation].says.format(value=value) for relation, value in entity.facts.items()]
-    known = f", also known as {entity.alias}," if entity.alias else ""
-    return Page(entity.name, f"{entity.name}{known} {', '.join(clauses[:-1])} and {clauses[-1]}.", entity.alias)
+    alias = f", also known as {entity.alias}," if entity.alias else ""
+    return Page(entity.name, f"{entity.name}{alias} {', '.join(clauses[:-1])} and {clauses[-1]}.", entity.alias)
 
 
 def _question(number: int, line: QuestionLine) -> Question:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from horizonrl.envs.api import TaskSpec
-from horizonrl.envs.game import drawn, split_tasks
+from horizonrl.envs.game import random_for, split_tasks
 from horizonrl.envs.worlds.deepsearch.world import RELATIONS, Entity, World
 
 A_FAMILY = 600
@@ -55,7 +55,7 @@ def make_questions(world: World) -> tuple[Question, ...]:
     """Return the questions of every family, no text twice."""
     questions: list[Question] = []
     for family, make in FAMILIES.items():
-        draw, drafts = drawn(family), dict[str, Draft]()
+        draw, drafts = random_for(family), dict[str, Draft]()
         while len(drafts) < A_FAMILY:
             if draft := make(world, draw):
                 drafts.setdefault(draft.text, draft)
@@ -93,16 +93,16 @@ def _walk(world: World, draw: Random, start: Entity, hops: int, first: Sequence[
             return None
         relations.append(relation)
         path.append(here.facts[relation])
-    known = {value for name in path[:-2] for value in world[name].facts.values()}
-    if len({*path}) < len(path) or path[-1] in known:
+    values = {value for name in path[:-2] for value in world[name].facts.values()}
+    if len({*path}) < len(path) or path[-1] in values:
         return None
     text = start.name
     for relation in relations[:-1]:
         text = RELATIONS[relation].noun.format(text)
-    return Draft(RELATIONS[relations[-1]].ask.format(text), names_of(world, path[-1]), tuple(path[:-1]))
+    return Draft(RELATIONS[relations[-1]].ask.format(text), list_names(world, path[-1]), tuple(path[:-1]))
 
 
-def names_of(world: World, name: str) -> tuple[str, ...]:
+def list_names(world: World, name: str) -> tuple[str, ...]:
     """Return a name, and the alias of its entity if it has one."""
     entity = world.get(name)
     return (name, entity.alias) if entity and entity.alias else (name,)
@@ -159,7 +159,7 @@ def _first(world: World, relation: str, one: tuple[Entity, Entity], other: tuple
     film = one[0] is not one[1]
     form = "Which film has the director who was born first, {} or {}?" if film else _YEARS[relation]
     searches = dict.fromkeys(entity.name for pair in (one, other) for entity in pair)
-    return Draft(form.format(*names), names_of(world, winner), tuple(searches))
+    return Draft(form.format(*names), list_names(world, winner), tuple(searches))
 
 
 def _musique(world: World, draw: Random) -> Draft | None:

@@ -187,8 +187,8 @@ class _Maker:
                 entity.facts["mayor" if entity.kind == "city" else "rector"] = self._any("person")
 
     def _add(self, kind: Kind, name: Callable[[], str], alias: Callable[[], str] | None = None) -> Entity:
-        known = alias is not None and self._draw.random() < 0.5
-        entity = Entity(self._new(name), kind, self._new(alias) if alias and known else "")
+        by_alias = alias is not None and self._draw.random() < 0.5
+        entity = Entity(self._new(name), kind, self._new(alias) if alias and by_alias else "")
         self.world[entity.name] = entity
         self._names_by_kind.setdefault(kind, []).append(entity.name)
         return entity

@@ -14,7 +14,7 @@ from pydantic import validate_call
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks
+from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, split_tasks
 
 COMMANDS = (Command("move", "move {direction}", "one cell up, down, left or right; row 0 is at the top"),)
 STEPS = 50
@@ -176,13 +176,13 @@ class MazeWalk(GameEnvironment[Walk]):
 
     def state(self) -> str:
         """Return where the agent stands."""
-        return self._begun().state
+        return self._current().state
 
     def begin(self, task_id: str) -> tuple[str, Walk]:
         """Return where the agent stands."""
         walk = (AgentGymWalk if self._style == "agentgym" else Walk)(*self._laid_out(task_id))
         rules = f"Walk through a maze to the goal, in {STEPS} steps at most." if self._style == "full" else ""
-        return self.introduced(rules, walk.look()), walk
+        return self.introduce(rules, walk.look()), walk
 
     def _laid_out(self, task_id: str) -> tuple[Maze, Cell, Cell]:
         """Return the maze of a task, its start and its goal."""
@@ -192,7 +192,7 @@ class MazeWalk(GameEnvironment[Walk]):
             return Maze.from_cells({*LMRL_STARTS, LMRL_GOAL}), start, LMRL_GOAL
         if (category := _sizes().get(task_id)) is None:
             raise self.unknown(task_id)
-        draw, size = drawn(task_id), SIZES[category]
+        draw, size = random_for(task_id), SIZES[category]
         maze = Maze(size, draw)
         # Sorted, so that the draw does not depend on the order in which the cells were dug.
         goal = draw.choice(sorted(maze.ways))

@@ -44,7 +44,7 @@ class Parity:
 
     async def step(self, text: str) -> Step:
         """Count the characters of a reply."""
-        turns = self._begun() + 1
+        turns = self._current() + 1
         if turns > TURNS:
             raise EnvironmentFailure(f"the episode is over after {TURNS} turns: reset before the next step")
         even = len(text) % 2 == 0
@@ -58,13 +58,13 @@ class Parity:
 
     def expert(self) -> ParityExpert:
         """Return an expert that always replies with an even word."""
-        self._begun()
+        self._current()
         return ParityExpert()
 
     async def close(self) -> None:
         self._turns = None
 
-    def _begun(self) -> int:
+    def _current(self) -> int:
         if self._turns is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._turns

@@ -20,7 +20,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, hashed_split, split_tasks, unmoved, words
+from horizonrl.envs.game import GameEnvironment, Move, Style, hashed_split, refuse_move, split_tasks, words
 
 COMMANDS = (Command("guess", "guess {word}", "guess the word"),)
 GUESSES = 6
@@ -47,17 +47,17 @@ class Guessing:
 
     def follow(self, action: str) -> Step:
         """Answer a guess with its signs."""
-        if (found := _GUESS.fullmatch(action.strip())) is None:
-            return unmoved("A guess has five letters: guess slate.")
-        guess = "".join(filter(str.isalpha, found[1].lower()))
-        signs = signs_of(guess, self._word)
+        if (match := _GUESS.fullmatch(action.strip())) is None:
+            return refuse_move("A guess has five letters: guess slate.")
+        guess = "".join(filter(str.isalpha, match[1].lower()))
+        signs = mark_guess(guess, self._word)
         self._left -= 1
         self._answers[guess] = signs
         right = guess == self._word
         over = right or not self._left
         end = f"\nThe word was {self._word}." if over and not right else ""
-        left = "" if over else f"\nGuesses left: {self._left}"
-        observation = f"{' '.join(guess)}\n{' '.join(signs)}{left}{end}"
+        guesses_left = "" if over else f"\nGuesses left: {self._left}"
+        observation = f"{' '.join(guess)}\n{' '.join(signs)}{guesses_left}{end}"
         return Step(observation, reward=float(right), terminated=over, success=right)
 
     def advise(self) -> Move:
@@ -65,16 +65,16 @@ class Guessing:
         fitting = self._fitting()
         guess = FIRST_GUESS if fitting == self._words and FIRST_GUESS in fitting else best_guess(fitting)
         count = len(fitting)
-        return Move(self._spelled(guess), "It can only be this word." if count == 1 else f"{count} words fit.")
+        return Move(self._spell(guess), "It can only be this word." if count == 1 else f"{count} words fit.")
 
     def _fitting(self) -> tuple[str, ...]:
         # All words again: the answers decide, so the expert can take over in the middle of an episode.
         fitting = self._words
         for guess, signs in self._answers.items():
-            fitting = tuple(word for word in fitting if signs_of(guess, word) == signs)
+            fitting = tuple(word for word in fitting if mark_guess(guess, word) == signs)
         return fitting
 
-    def _spelled(self, guess: str) -> str:
+    def _spell(self, guess: str) -> str:
         return f"guess {guess}"
 
 
@@ -86,9 +86,9 @@ class Known:
 
     def learn(self, guess: str, word: str) -> None:
         """Note the answer to a guess."""
-        for place, letter in enumerate(guess):
+        for index, letter in enumerate(guess):
             if letter in word:
-                self._letters.setdefault(letter, [None] * len(word))[place] = letter == word[place]
+                self._letters.setdefault(letter, [None] * len(word))[index] = letter == word[index]
             else:
                 self._letters[letter] = [False] * len(word)
 
@@ -96,7 +96,7 @@ class Known:
         """Return whether a word can still be the hidden one."""
         return all(
             (letter in word) is (not self._absent(letter))
-            and all(known is None or known is (word[place] == letter) for place, known in enumerate(places))
+            and all(clue is None or clue is (word[index] == letter) for index, clue in enumerate(places))
             for letter, places in self._letters.items()
         )
 
@@ -108,7 +108,7 @@ class Known:
         )
 
     def _absent(self, letter: str) -> bool:
-        return all(known is False for known in self._letters[letter])
+        return all(clue is False for clue in self._letters[letter])
 
 
 class AgentGymGuessing(Guessing):
@@ -133,7 +133,7 @@ class AgentGymGuessing(Guessing):
     def _fitting(self) -> tuple[str, ...]:
         return tuple(word for word in self._words if self._known.fits(word))
 
-    def _spelled(self, guess: str) -> str:
+    def _spell(self, guess: str) -> str:
         return " ".join(guess)
 
 
@@ -169,19 +169,19 @@ class Wordle(GameEnvironment[Guessing]):
     def tasks(cls, *, words: Path | None = None, style: Style = "full") -> Sequence[TaskSpec]:
         """Return one task for each word, or for each of AgentGym's 980 seeds, which draw from all the words."""
         if words is None or style == "agentgym":
-            return split_tasks(dict.fromkeys(_number_of(), "all"), TEST)
-        return tuple(TaskSpec(task_id, hashed_split(task_id), "all") for task_id in _word_of(words))
+            return split_tasks(dict.fromkeys(_tasks_by_word(), "all"), TEST)
+        return tuple(TaskSpec(task_id, hashed_split(task_id), "all") for task_id in _words_by_task(words))
 
     def begin(self, task_id: str) -> tuple[str, Guessing]:
         """Return the rules."""
         if self._style == "agentgym":
-            if (number := _number_of().get(task_id)) is None:
+            if (number := _tasks_by_word().get(task_id)) is None:
                 raise self.unknown(task_id)
             return "Let's start Wordle!", AgentGymGuessing(number, self._words)
-        if (word := _word_of(self._file).get(task_id)) is None:
+        if (word := _words_by_task(self._file).get(task_id)) is None:
             raise self.unknown(task_id)
         rules = _SHORT_RULES if self._style == "compact" else _RULES
-        return self.introduced(rules, ""), Guessing(word, self._words)
+        return self.introduce(rules, ""), Guessing(word, self._words)
 
 
 @cache
@@ -193,35 +193,35 @@ def list_words(path: Path | None = None) -> tuple[str, ...]:
         written = path.read_text(encoding="utf-8").lower().split()
     except (OSError, ValueError) as error:
         raise ConfigError(f"wordle: no words at {path} ({error}): give a text file with a word a line") from None
-    found = tuple(dict.fromkeys(word for word in written if len(word) == 5))
-    if not found:
+    candidates = tuple(dict.fromkeys(word for word in written if len(word) == 5))
+    if not candidates:
         raise ConfigError(f"wordle: {path} has no word of five letters: give a text file with a word a line")
-    if (odd := next((word for word in found if not (word.isascii() and word.isalpha())), None)) is not None:
+    if (odd := next((word for word in candidates if not (word.isascii() and word.isalpha())), None)) is not None:
         raise ConfigError(f"wordle: {path} has {odd!r}, which nobody can guess: a word has the letters a to z")
-    return found
+    return candidates
 
 
 @cache
-def _word_of(path: Path | None) -> dict[str, str]:
+def _words_by_task(path: Path | None) -> dict[str, str]:
     if path is None:
-        return dict(zip(_number_of(), list_words(), strict=True))
+        return dict(zip(_tasks_by_word(), list_words(), strict=True))
     return {f"wordle-{word}": word for word in list_words(path)}
 
 
 @cache
-def _number_of() -> dict[str, int]:
+def _tasks_by_word() -> dict[str, int]:
     return {f"wordle-{number:03d}": number for number in range(len(list_words()))}
 
 
-def signs_of(guess: str, word: str) -> str:
+def mark_guess(guess: str, word: str) -> str:
     """Return g, y or b for each letter of a guess. A letter gets y as often as the word has it outside of its g's."""
-    left = [letter for letter, own in zip(word, guess, strict=True) if letter != own]
+    unmatched = [letter for letter, actual in zip(word, guess, strict=True) if letter != actual]
     signs = ""
-    for letter, own in zip(word, guess, strict=True):
-        if letter == own:
+    for letter, actual in zip(word, guess, strict=True):
+        if letter == actual:
             signs += "g"
-        elif own in left:
-            left.remove(own)
+        elif actual in unmatched:
+            unmatched.remove(actual)
             signs += "y"
         else:
             signs += "b"
@@ -235,7 +235,7 @@ def best_guess(fitting: tuple[str, ...]) -> str:
     Of many words only some are compared, evenly spread: all of a long list would take minutes.
     """
     guesses, compared = _spread(fitting, 200), _spread(fitting, 1_000)
-    return max(guesses, key=lambda guess: len({signs_of(guess, word) for word in compared}))
+    return max(guesses, key=lambda guess: len({mark_guess(guess, word) for word in compared}))
 
 
 def _spread(words: tuple[str, ...], most: int) -> tuple[str, ...]:

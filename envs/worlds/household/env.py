@@ -10,8 +10,8 @@ from pydantic import validate_call
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved, words
-from horizonrl.envs.worlds.household.house import CLOSED, COMMANDS, LAMP, House, Place, kind_of, listed
+from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, refuse_move, split_tasks, words
+from horizonrl.envs.worlds.household.house import CLOSED, COMMANDS, LAMP, House, Place, list_names, parse_kind
 
 TRAIN, TEST = 2_420, 200
 CATEGORIES = words("pick light clean heat cool pick_two")
@@ -61,13 +61,13 @@ class Chore:
         ]
         self.category = category
         self.kind = draw.choice(_FIT.get(category, kinds))
-        self.target = draw.choice([kind for kind in counts if kind != kind_of(_TOOLS.get(category, ""))])
+        self.target = draw.choice([kind for kind in counts if kind != parse_kind(_TOOLS.get(category, ""))])
         self.house = House(places)
         for kind in kinds:
-            free = [place for place in places if kind != self.kind or kind_of(place.name) != self.target]
+            free = [place for place in places if kind != self.kind or parse_kind(place.name) != self.target]
             for number in range(1, 3 if kind == self.kind else draw.randrange(1, 4)):
                 draw.choice(free).things.append(f"{kind} {number}")
-        self._lamp = next((place for place in places if kind_of(place.name) == "desk"), None)
+        self._lamp = next((place for place in places if parse_kind(place.name) == "desk"), None)
         if self._lamp and category == "light":
             self._lamp.things.append(LAMP)
 
@@ -84,7 +84,7 @@ class Chore:
         """Follow a command. It may complete the chore."""
         answer = self.house.obey(action)
         if not self._done():
-            return unmoved(answer + self.choices())
+            return refuse_move(answer + self.choices())
         return Step(f"{answer} The task is done.", reward=1.0, terminated=True, success=True)
 
     def choices(self) -> str:
@@ -94,24 +94,24 @@ class Chore:
     def _done(self) -> bool:
         if self.category == "light":
             lit = self.house.lamp_on and self.house.here is not None and LAMP in self.house.here.things
-            return lit and kind_of(self.house.carried or "") == self.kind
-        return len(self._placed()) >= 1 + (self.category == "pick_two")
+            return lit and parse_kind(self.house.carried or "") == self.kind
+        return len(self._things_at_target()) >= 1 + (self.category == "pick_two")
 
-    def _placed(self) -> list[str]:
+    def _things_at_target(self) -> list[str]:
         """Return the things that are in the target place and in the required state."""
-        targets = [place for place in self.house.places.values() if kind_of(place.name) == self.target]
+        targets = [place for place in self.house.places.values() if parse_kind(place.name) == self.target]
         return [thing for place in targets for thing in place.things if self._fits(thing)]
 
     def _fits(self, thing: str) -> bool:
         state = _STATES.get(self.category)
-        return kind_of(thing) == self.kind and state in (None, self.house.states.get(thing))
+        return parse_kind(thing) == self.kind and state in (None, self.house.states.get(thing))
 
     def advise(self) -> Move:
         """Search place by place, using only what has been seen, as an agent must."""
         carried = self.house.carried
         if carried is None:
             return self._find()
-        if kind_of(carried) != self.kind:
+        if parse_kind(carried) != self.kind:
             return self._do_at(self._somewhere(), f"put {carried} in/on {self._somewhere()}", "I do not need this.")
         if self.category == "light":
             desk = self._lamp.name if self._lamp else ""
@@ -125,10 +125,10 @@ class Chore:
         return self._do_at(target, f"put {carried} in/on {target}", f"This belongs there: {target}.")
 
     def _find(self) -> Move:
-        placed = self._placed()
+        placed = self._things_at_target()
         for place in self.house.places.values():
             for thing in place.things if place.seen else ():
-                if kind_of(thing) == self.kind and thing not in placed:
+                if parse_kind(thing) == self.kind and thing not in placed:
                     return self._do_at(place.name, f"take {thing} from {place.name}", f"I saw the {thing} there.")
         unseen = next(place for place in self.house.places.values() if not place.seen)
         return self._do_at(
@@ -173,11 +173,11 @@ class Household(GameEnvironment[Chore]):
         """Return what the agent sees from the middle of the room."""
         if (category := _categories().get(task_id)) is None:
             raise self.unknown(task_id)
-        chore = Chore(category, drawn(task_id), lists_choices=self._style == "agentgym")
+        chore = Chore(category, random_for(task_id), lists_choices=self._style == "agentgym")
         rules = "You do a chore in a room. Places may have to be opened." if self._style == "full" else ""
         look, wish = ("You see", "Your task") if self._style != "agentgym" else _ALFWORLD
-        seen = f"You are in the middle of a room. {look} {listed(list(chore.house.places))}."
-        return self.introduced(rules, f"{seen}\n{wish}: {chore.wish}.{chore.choices()}"), chore
+        seen = f"You are in the middle of a room. {look} {list_names(list(chore.house.places))}."
+        return self.introduce(rules, f"{seen}\n{wish}: {chore.wish}.{chore.choices()}"), chore
 
 
 @cache

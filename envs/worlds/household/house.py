@@ -43,14 +43,14 @@ class Place:
 
     @property
     def has_door(self) -> bool:
-        return kind_of(self.name) in CLOSED
+        return parse_kind(self.name) in CLOSED
 
     def describe(self) -> str:
         """Return what the agent sees there, and remember that it has seen it."""
         if not self.is_open:
             return f"The {self.name} is closed."
         self.seen = True
-        return f"{'In' if self.has_door else 'On'} the {self.name}, you see {listed(self.things)}."
+        return f"{'In' if self.has_door else 'On'} the {self.name}, you see {list_names(self.things)}."
 
 
 class House:
@@ -87,18 +87,18 @@ class House:
             case ("examine", {"thing": thing}):
                 return self._examine(thing)
             case ("inventory", _):
-                return f"You carry {listed([self.carried] if self.carried else [])}."
+                return f"You carry {list_names([self.carried] if self.carried else [])}."
         return NOTHING
 
     def choices(self) -> list[str]:
         """Return the actions that have an effect or show something now, in ALFWorld's words."""
         here, carried = self.here, self.carried
-        found = [f"go to {place}" for place in self.places if here is None or place != here.name]
+        choices = [f"go to {place}" for place in self.places if here is None or place != here.name]
         if here is not None:
-            found += self._choices_at(here)
+            choices += self._choices_at(here)
         if carried is not None:
-            found.append(f"examine {carried}")
-        return [*found, "inventory"]
+            choices.append(f"examine {carried}")
+        return [*choices, "inventory"]
 
     def _choices_at(self, here: Place) -> list[str]:
         carried, things = self.carried, here.things if here.is_open else []
@@ -110,7 +110,9 @@ class House:
         else:
             found += [f"put {carried} in/on {here.name}"] if here.is_open else []
             found += [
-                f"{verb} {carried} with {here.name}" for verb, (kind, _) in _MADE.items() if kind == kind_of(here.name)
+                f"{verb} {carried} with {here.name}"
+                for verb, (kind, _) in _MADE.items()
+                if kind == parse_kind(here.name)
             ]
         return [*found, f"use {LAMP}"] if LAMP in here.things else found
 
@@ -139,7 +141,7 @@ class House:
 
     def _make(self, verb: str, thing: str, place: str) -> str:
         kind, state = _MADE[verb]
-        if self._place_here(place) is None or kind_of(place) != kind or self.carried != thing:
+        if self._place_here(place) is None or parse_kind(place) != kind or self.carried != thing:
             return NOTHING
         self.states[thing] = state
         return f"You {verb} the {thing} using the {place}."
@@ -156,10 +158,10 @@ class House:
         return self.here if self.here and self.here.name == place else None
 
 
-def kind_of(name: str) -> str:
+def parse_kind(name: str) -> str:
     """Return `mug` for `mug 2`."""
     return name.rpartition(" ")[0]
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     return ", ".join(f"a {name}" for name in names) or "nothing"

@@ -15,7 +15,7 @@ from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, explain, read_action
 from horizonrl.envs.worlds.miniwob.expert import PageExpert
-from horizonrl.envs.worlds.miniwob.pages import find_chromium, find_pages, load_tasks, page_of
+from horizonrl.envs.worlds.miniwob.pages import find_chromium, find_pages, load_tasks, page_path
 from horizonrl.envs.worlds.webnav.actions import COMMANDS as WEB_COMMANDS
 from horizonrl.envs.worlds.webnav.actions import read_command
 from horizonrl.envs.worlds.webnav.browser import Refused
@@ -72,7 +72,7 @@ class MiniWob:
 
     async def reset(self, task_id: str) -> Observation:
         """Open a page in its own context and begin the episode of the task's seed."""
-        page = page_of(task_id)
+        page = page_path(task_id)
         await asyncio.to_thread(importlib.import_module, "horizonrl.envs.worlds.miniwob.chromium")
         from horizonrl.envs.worlds.miniwob.chromium import Played, shared_chromium  # Playwright takes most of a second.
 
@@ -87,14 +87,14 @@ class MiniWob:
 
     async def step(self, text: str) -> Step:
         """Take the one action that the text names."""
-        played = self._begun()
+        played = self._current()
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):
                 return Step(clip(reason, self._max_chars), 0.0, terminated=False)
             case str(action):
                 command = read_command(action, COMMANDS)
         if command is None:
-            answer = f"There is no such action. The actions are: {', '.join(known.words for known in COMMANDS)}."
+            answer = f"There is no such action. The actions are: {', '.join(c.words for c in COMMANDS)}."
             return Step(clip(answer, self._max_chars), 0.0, terminated=False)
         try:
             await played.act(*command)
@@ -104,7 +104,7 @@ class MiniWob:
 
     def expert(self) -> PageExpert:
         """Return an expert that plays from the beginning of the page."""
-        self._begun()
+        self._current()
         return PageExpert(self._page, self._query, self._format, COMMANDS)
 
     async def close(self) -> None:
@@ -116,19 +116,19 @@ class MiniWob:
 
     async def _after(self, reading: "Reading") -> Step:
         if not reading["done"]:
-            return Step(clip(_shown(reading), self._max_chars), 0.0, terminated=False)
+            return Step(clip(_show(reading), self._max_chars), 0.0, terminated=False)
         await self._leave()
         # Only the full reward: a page's partial one is information, so that a return is a success rate.
         success = reading["reward"] == 1
-        given: dict[str, str | int | float | bool] = {"page_reward": reading["reward"]}
-        return Step("The page's task is over.", float(success), terminated=True, success=success, info=given)
+        info: dict[str, str | int | float | bool] = {"page_reward": reading["reward"]}
+        return Step("The page's task is over.", float(success), terminated=True, success=success, info=info)
 
     async def _leave(self) -> None:
         played, self._played = self._played, None
         if played is not None:
             await played.close()
 
-    def _begun(self) -> "Played":
+    def _current(self) -> "Played":
         if self._played is None:
             raise EnvironmentFailure("no episode has begun or it is over: reset before step and expert")
         return self._played
@@ -137,12 +137,12 @@ class MiniWob:
         reply = explain(self._format, COMMANDS)
         if self._style == "full":
             actions = "\n".join(f"{c.words.replace('{', '').replace('}', '')}: {c.meaning}" for c in COMMANDS)
-            text = _FULL.format(actions=actions, reply=reply, query=reading["query"], page=_shown(reading))
+            text = _FULL.format(actions=actions, reply=reply, query=reading["query"], page=_show(reading))
         else:
             reply = _COMPACT_REPLY.get(self._format, reply)
-            text = "\n".join(filter(None, (_COMPACT, reply, f"Task: {reading['query']}", _shown(reading))))
+            text = "\n".join(filter(None, (_COMPACT, reply, f"Task: {reading['query']}", _show(reading))))
         return whole(text, task_id, self._max_chars)
 
 
-def _shown(reading: "Reading") -> str:
+def _show(reading: "Reading") -> str:
     return "\n".join(reading["lines"]) or "The page is empty."

@@ -43,7 +43,7 @@ class Seen:
     def quoted(self) -> list[str]:
         return _QUOTED.findall(self.query)
 
-    def called(self, name: str) -> Node:
+    def find_by_name(self, name: str) -> Node:
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -57,8 +57,8 @@ def read_page(observation: str) -> tuple[list[Node], list[str]]:
     """Return an observation's elements and its texts."""
     nodes, texts = [], []
     for line in observation.splitlines():
-        if found := _NODE.fullmatch(line):
-            number, kind, name, value, on = found.groups()
+        if match := _NODE.fullmatch(line):
+            number, kind, name, value, on = match.groups()
             nodes.append(Node(number, kind, name, value or "", on == "True"))
         else:
             texts.append(line)
@@ -102,7 +102,7 @@ def type_into(node: Node, text: str, *, enter: bool = False) -> Move:
 
 def click_name(name: Callable[[Seen], str]) -> Strategy:
     """Click the element whose name follows from the task's words."""
-    return lambda seen: click(seen.called(name(seen)))
+    return lambda seen: click(seen.find_by_name(name(seen)))
 
 
 def click_kind(kind: Callable[[Seen], str]) -> Strategy:
@@ -135,9 +135,9 @@ def select(seen: Seen) -> Move:
 
 def search(seen: Seen) -> Move:
     """Open the tabs or sections one after another until the link appears."""
-    found = [node for node in seen.of_kind("link") if node.name == seen.quoted[0]]
+    links = [node for node in seen.of_kind("link") if node.name == seen.quoted[0]]
     sections = [node for node in seen.of_kind("tab") if _SECTION.fullmatch(node.name)]
-    return click(found[0] if found else sections[seen.turn % len(sections)])
+    return click(links[0] if links else sections[seen.turn % len(sections)])
 
 
 def guess(seen: Seen) -> Move:

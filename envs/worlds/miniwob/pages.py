@@ -64,7 +64,7 @@ def load_tasks() -> tuple[TaskSpec, ...]:
     return tuple(listed)
 
 
-def page_of(task_id: str) -> str:
+def page_path(task_id: str) -> str:
     """Return the page of a task. Raises ConfigError for a task that does not exist."""
     page, _, seed = task_id.rpartition("-")
     if page not in PAGES or seed not in map(str, range(SEEDS)):
@@ -77,8 +77,8 @@ def find_chromium() -> str:
     if importlib.util.find_spec("playwright") is None:
         raise MissingDependency(f"miniwob needs playwright, which is not installed: {CURE}")
     for name in BROWSERS:
-        if found := shutil.which(name):
-            return found
+        if browser := shutil.which(name):
+            return browser
     raise MissingDependency(f"miniwob needs a browser, and none of {', '.join(BROWSERS)} is on the path: {CURE}")
 
 

@@ -14,7 +14,7 @@ from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, read_action, write_action
 from horizonrl.envs.worlds.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, prepare, require_java
 from horizonrl.envs.worlds.sciworld.prompt import COMMANDS, VALID_ACTIONS, Style, first_observation
-from horizonrl.envs.worlds.sciworld.tasks import SciWorldTask, list_tasks, numbered
+from horizonrl.envs.worlds.sciworld.tasks import SciWorldTask, index_tasks, list_tasks
 
 MAX_STEPS = 100
 """The turn limit of an episode."""
@@ -92,9 +92,9 @@ class SciWorld:
 
     async def reset(self, task_id: str) -> Observation:
         """Begin an experiment with any of AgentGym's numbers. If the JVM has died, a new simulation is opened."""
-        task = numbered().get(task_id)
+        task = index_tasks().get(task_id)
         if task is None:
-            raise ConfigError(f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(numbered()) - 1}")
+            raise ConfigError(f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(index_tasks()) - 1}")
         # No step is taken in a task whose reset failed.
         self._task = None
         if self._simulation is None or not self._simulation.lives:
@@ -108,7 +108,7 @@ class SciWorld:
 
     async def step(self, text: str) -> Step:
         """Take the one action that the text names. A score below zero ends the episode."""
-        task, simulation = self._begun()
+        task, simulation = self._current()
         if self._over:
             raise EnvironmentFailure(f"the episode of task {task.spec.task_id} is over: reset before the next step")
         # Before the reply is read: a reply without an action costs a turn too.
@@ -133,7 +133,7 @@ class SciWorld:
 
     def expert(self) -> SciWorldExpert:
         """Return an expert that solves the task from its first turn."""
-        return SciWorldExpert(self, *self._begun())
+        return SciWorldExpert(self, *self._current())
 
     def write(self, action: str) -> str:
         """Return the reply that takes an action."""
@@ -149,7 +149,7 @@ class SciWorld:
             return Seen(", ".join(await simulation.valid_actions()), self._score, completed=False)
         return await simulation.step(action)
 
-    def _begun(self) -> tuple[SciWorldTask, Simulation]:
+    def _current(self) -> tuple[SciWorldTask, Simulation]:
         if self._task is None or self._simulation is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._task, self._simulation

@@ -39,7 +39,7 @@ class SciWorldTask:
 
 
 @cache
-def numbered() -> Mapping[str, SciWorldTask]:
+def index_tasks() -> Mapping[str, SciWorldTask]:
     """Return AgentGym's 4,639 tasks by their numbers, whether they are listed or not."""
     counted = [(name, variation, family) for name, count, family in VARIATIONS for variation in range(count)]
     split = _split(len(counted))
@@ -52,8 +52,8 @@ def numbered() -> Mapping[str, SciWorldTask]:
 @cache
 def load_tasks() -> Mapping[str, SciWorldTask]:
     """Return every listed task by its id, in the order of the numbers."""
-    listed = _split(len(numbered()))
-    return {task_id: task for task_id, task in numbered().items() if int(task_id) in listed}
+    listed = _split(len(index_tasks()))
+    return {task_id: task for task_id, task in index_tasks().items() if int(task_id) in listed}
 
 
 def _split(count: int) -> Mapping[int, Split]:

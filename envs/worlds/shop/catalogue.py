@@ -53,7 +53,7 @@ class Product:
 
     @property
     def category(self) -> str:
-        return category_of(self.kind)
+        return parse_category(self.kind)
 
     @property
     def description(self) -> str:
@@ -91,7 +91,7 @@ class Wish:
         return sum(fulfilled) / len(fulfilled)
 
 
-def category_of(kind: str) -> str:
+def parse_category(kind: str) -> str:
     return _KINDS[kind][0]
 
 

@@ -14,9 +14,9 @@ from pydantic import validate_call
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars, clip
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved
+from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, refuse_move, split_tasks
 from horizonrl.envs.worlds.deepsearch.index import Index
-from horizonrl.envs.worlds.shop.catalogue import Product, Wish, category_of, load_products, load_shelves, make_wish
+from horizonrl.envs.worlds.shop.catalogue import Product, Wish, load_products, load_shelves, make_wish, parse_category
 
 COMMANDS = (
     Command("search", "search[{keywords}]", "search the shop; only from the search page"),
@@ -45,22 +45,22 @@ class Visit:
 
     def follow(self, action: str) -> Step:
         """Follow a search or a click."""
-        if (found := _ACTION.search(action)) is None:
-            return unmoved(f"Write search[keywords] or click[button].\n{self.page()}")
-        verb, word = found[1].lower(), found[2].strip()
+        if (match := _ACTION.search(action)) is None:
+            return refuse_move(f"Write search[keywords] or click[button].\n{self.page()}")
+        verb, word = match[1].lower(), match[2].strip()
         if verb == "search":
             if self._found is not None:
-                return unmoved(f"You can search from the search page only.\n{self.page()}")
-            return unmoved(self._search(word))
+                return refuse_move(f"You can search from the search page only.\n{self.page()}")
+            return refuse_move(self._search(word))
         button = next((button for button in self.buttons() if button.lower() == word.lower()), None)
         if button is None:
-            return unmoved(f"There is no button {clip(word)!r} here.\n{self.page()}")
+            return refuse_move(f"There is no button {clip(word)!r} here.\n{self.page()}")
         if button == BUY and self._product:
             score = self._wish.score(self._product, self._chosen)
             return Step(f"You bought {self._product.number}.", reward=score, terminated=True, success=score == 1)
         self._click(button)
         description = f"\n{self._product.description}" if button == DESCRIPTION and self._product else ""
-        return unmoved(self.page() + description)
+        return refuse_move(self.page() + description)
 
     def buttons(self) -> list[str]:
         """Return what can be clicked here."""
@@ -71,14 +71,14 @@ class Visit:
             return [BACK, PREVIOUS, DESCRIPTION, BUY, *values]
         last = (self._page + 1) * self._on_a_page >= len(self._found)
         turning = [PREVIOUS] * (self._page > 0) + [NEXT] * (not last)
-        return [BACK, *turning, *(product.number for product in self._shown())]
+        return [BACK, *turning, *(product.number for product in self._current_page())]
 
     def page(self) -> str:
         """Return the page as text, buttons in brackets."""
         if self._found is None:
             return f"Wish: {self._wish}\n[Search]"
         if self._product is None:
-            lines = [f"[{p.number}] {p.title}, ${p.price:.2f}" for p in self._shown()]
+            lines = [f"[{p.number}] {p.title}, ${p.price:.2f}" for p in self._current_page()]
             turning = [button for button in self.buttons() if button in (BACK, PREVIOUS, NEXT)]
             head = f"{''.join(f'[{button}] ' for button in turning)}Page {self._page + 1}, {len(self._found)} results"
             return "\n".join([head, *lines])
@@ -96,7 +96,7 @@ class Visit:
         self._found, self._page = [load_products()[page.alias] for page in pages], 0
         return self.page()
 
-    def _shown(self) -> list[Product]:
+    def _current_page(self) -> list[Product]:
         return (self._found or [])[self._page * self._on_a_page :][: self._on_a_page]
 
     def _click(self, button: str) -> None:
@@ -169,12 +169,12 @@ class Shop(GameEnvironment[Visit]):
             raise self.unknown(task_id)
         visit = Visit(wish, load_shelves(), ON_A_PAGE[self._style])
         rules = "Find what the customer wishes, choose its options and buy it." if self._style == "full" else ""
-        return self.introduced(rules, visit.page()), visit
+        return self.introduce(rules, visit.page()), visit
 
 
 @cache
 def _tasks() -> tuple[TaskSpec, ...]:
-    return split_tasks({name: category_of(wish.kind) for name, wish in _wishes().items()}, TEST)
+    return split_tasks({name: parse_category(wish.kind) for name, wish in _wishes().items()}, TEST)
 
 
 @cache
@@ -182,11 +182,11 @@ def _wishes() -> dict[str, Wish]:
     """Return the wish of every task. A train task whose wish is also a test task's draws another."""
     names = [f"shop-{number:04d}" for number in range(TRAIN + TEST)]
     tests = [task.task_id for task in split_tasks(dict.fromkeys(names, ""), TEST) if task.split == "test"]
-    held_out = {name: make_wish(drawn(name)) for name in tests}
+    held_out = {name: make_wish(random_for(name)) for name in tests}
     taken = {wish.meaning for wish in held_out.values()}
     return {name: held_out.get(name) or _other_wish(name, taken) for name in names}
 
 
 def _other_wish(name: str, taken: Container[object]) -> Wish:
     names = chain([name], (f"{name}/{attempt}" for attempt in count(1)))
-    return next(wish for wish in map(make_wish, map(drawn, names)) if wish.meaning not in taken)
+    return next(wish for wish in map(make_wish, map(random_for, names)) if wish.meaning not in taken)

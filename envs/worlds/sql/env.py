@@ -11,7 +11,7 @@ from pydantic import Field, validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
-from horizonrl.envs.formats import ActionFormat, Command, Unreadable, bounded, fenced
+from horizonrl.envs.formats import ActionFormat, Command, Unreadable, bound_length, find_fenced
 from horizonrl.envs.game import GameEnvironment, Move, Style
 from horizonrl.envs.worlds.sql.database import Database, QueryRefused, Row
 from horizonrl.envs.worlds.sql.problems import Problem, list_tasks, make_problem
@@ -34,7 +34,7 @@ class Answering:
         self._attempts -= 1
         try:
             rows = self._database.query(action)
-            right, observation = frozenset(rows) == self._gold, table_of(rows)
+            right, observation = frozenset(rows) == self._gold, format_table(rows)
         except QueryRefused as refused:
             right, observation = False, f"The query failed: {refused}."
         if right:
@@ -89,11 +89,11 @@ class Sql(GameEnvironment[Answering]):
         full = self._style != "compact"
         schema = "\n".join(
             f"{table}({', '.join(columns if full else [column.split()[0] for column in columns])})"
-            + (f"\n{table_of(problem.rows[table][:3])}" if full else "")
+            + (f"\n{format_table(problem.rows[table][:3])}" if full else "")
             for table, columns in problem.tables.items()
         )
         rules = f"Answer a question about a sqlite database. Attempts: {self._attempts}." if full else ""
-        text = self.introduced(rules, f"Tables:\n{schema}\nQuestion: {problem.question}")
+        text = self.introduce(rules, f"Tables:\n{schema}\nQuestion: {problem.question}")
         return text, Answering(problem, database, self._attempts)
 
     def read(self, text: str) -> str | Unreadable:
@@ -102,14 +102,14 @@ class Sql(GameEnvironment[Answering]):
         In AgentGym's style, its client has already removed the fence.
         """
         if self._style == "agentgym" and self._format == "plain" and text.strip():
-            return bounded(text.strip())
-        blocks = fenced(text, "sql") if self._format in ("react", "plain") else []
+            return bound_length(text.strip())
+        blocks = find_fenced(text, "sql") if self._format in ("react", "plain") else []
         if not blocks:
             return super().read(text)
-        return bounded(blocks[-1].strip() or Unreadable("The block is empty."))
+        return bound_length(blocks[-1].strip() or Unreadable("The block is empty."))
 
 
-def table_of(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     """Return the first ten rows as lines of text."""
     lines = [" | ".join("NULL" if value is None else str(value) for value in row) for row in rows[:SHOWN_ROWS]]
     more = [f"... {len(rows)} rows in all"] if len(rows) > SHOWN_ROWS else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from horizonrl.envs.api import TaskSpec
-from horizonrl.envs.game import drawn, split_tasks, words
+from horizonrl.envs.game import random_for, split_tasks, words
 from horizonrl.envs.worlds.sql.database import Database, Row
 
 TRAIN, TEST = 9_428, 1_534
@@ -151,14 +151,14 @@ class Problem:
 
 def list_tasks() -> tuple[TaskSpec, ...]:
     """Return 10,962 tasks, 1,827 per domain, in alternating difficulties."""
-    each = (TRAIN + TEST) // len(DOMAINS)
-    names = {f"{domain}-{n:04d}": DIFFICULTIES[n % len(DIFFICULTIES)] for domain in DOMAINS for n in range(each)}
+    per_domain = (TRAIN + TEST) // len(DOMAINS)
+    names = {f"{domain}-{n:04d}": DIFFICULTIES[n % len(DIFFICULTIES)] for domain in DOMAINS for n in range(per_domain)}
     return split_tasks(names, TEST)
 
 
 def make_problem(task: TaskSpec) -> tuple[Problem, Database]:
     """Return a task's question with its database."""
-    draw = drawn(task.task_id)
+    draw = random_for(task.task_id)
     domain = DOMAINS[task.task_id.split("-")[0]]
     while True:
         tables, rows = _fill(domain, draw)
@@ -175,8 +175,8 @@ def _fill(domain: Domain, draw: Random) -> tuple[dict[str, tuple[str, ...]], dic
     names = draw.sample([f"{first} {last}" for first in _FIRST for last in _LAST], 16)
     titles = draw.sample(_TITLES, 12)
     tables = {
-        people: ("id INTEGER PRIMARY KEY", *_typed(person)),
-        things: ("id INTEGER PRIMARY KEY", *_typed(thing)),
+        people: ("id INTEGER PRIMARY KEY", *_column_types(person)),
+        things: ("id INTEGER PRIMARY KEY", *_column_types(thing)),
         links: ("id INTEGER PRIMARY KEY", *(f"{name} INTEGER" for name in (f"{people}_id", f"{things}_id", *link))),
     }
     rows: dict[str, list[Row]] = {
@@ -190,7 +190,7 @@ def _fill(domain: Domain, draw: Random) -> tuple[dict[str, tuple[str, ...]], dic
     return tables, rows
 
 
-def _typed(columns: list[str]) -> tuple[str, ...]:
+def _column_types(columns: list[str]) -> tuple[str, ...]:
     name, group, number = columns
     return f"{name} TEXT", f"{group} TEXT", f"{number} INTEGER"
 

@@ -20,13 +20,13 @@ class AgentGymCrafting(Crafting):
         """Follow a command and return what the agent sees."""
         if len(command) > MAX_COMMAND_CHARS:
             return f"Could not execute a command of {len(command)} characters."
-        if found := _CRAFT.match(command):
-            return self._craft(found[2], found[3])
-        if found := _GET.match(command):
-            return self._get(int(found[1]), found[2])
-        return self._listed() if command.startswith("inventory") else f"Could not execute {command}"
+        if match := _CRAFT.match(command):
+            return self._craft(match[2], match[3])
+        if match := _GET.match(command):
+            return self._get(int(match[1]), match[2])
+        return self._list_inventory() if command.startswith("inventory") else f"Could not execute {command}"
 
-    def _listed(self) -> str:
+    def _list_inventory(self) -> str:
         if not self.inventory:
             return "Inventory: You are not carrying anything."
         return "Inventory: " + "".join(f"[{item}] ({count}) " for item, count in self.inventory.items())

@@ -56,14 +56,14 @@ class Crafting:
             return f"Could not execute a command of {len(command)} characters."
         plain = normalize(command)
         if plain == "inventory":
-            return self._listed()
-        if found := _GET.fullmatch(plain):
-            return self._get(int(found[1]), found[2])
-        if found := _CRAFT.fullmatch(plain):
-            return self._craft(found[1], found[2])
+            return self._list_inventory()
+        if match := _GET.fullmatch(plain):
+            return self._get(int(match[1]), match[2])
+        if match := _CRAFT.fullmatch(plain):
+            return self._craft(match[1], match[2])
         return f"Could not execute {_clip(plain)!r}."
 
-    def _listed(self) -> str:
+    def _list_inventory(self) -> str:
         if not self._inventory:
             return "Inventory: You are not carrying anything."
         return "Inventory: " + " ".join(f"[{item}] ({count})" for item, count in self._inventory.items())
@@ -105,13 +105,13 @@ class Crafting:
 
     def _pays(self, paid: Mapping[str, int], recipe: Recipe) -> bool:
         """Return whether the items are exactly a recipe's ingredients, with one kind of item for each."""
-        left = dict(paid)
+        remaining = dict(paid)
         for ingredient in recipe.ingredients:
-            fitting = (i for i in self.book.items_for(ingredient.name) if left.get(i) == ingredient.count)
+            fitting = (i for i in self.book.items_for(ingredient.name) if remaining.get(i) == ingredient.count)
             if (item := next(fitting, None)) is None:
                 return False
-            del left[item]
-        return not left
+            del remaining[item]
+        return not remaining
 
     def _name_a_member(self, tag: str) -> str:
         return f"name a kind of it, such as {' or '.join(islice(self.book.members[tag], 2))}."

@@ -12,12 +12,12 @@ from pydantic import Field, validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Expert, Observation, Step, TaskSpec, ToolCall, Tools
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, read_action, read_call, tools_of
+from horizonrl.envs.formats import ActionFormat, Unreadable, make_tools, read_action, read_call
 from horizonrl.envs.worlds.textcraft.agentgym import AgentGymCrafting
 from horizonrl.envs.worlds.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.worlds.textcraft.expert import TextCraftExpert
 from horizonrl.envs.worlds.textcraft.prompt import Style, first_observation
-from horizonrl.envs.worlds.textcraft.tasks import goal_of, load_book, load_tasks, task_id_of
+from horizonrl.envs.worlds.textcraft.tasks import load_book, load_tasks, make_task_id, parse_goal
 
 
 class TextCraft:
@@ -57,8 +57,8 @@ class TextCraft:
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task with an empty inventory."""
-        goal = goal_of(task_id)
-        if goal not in self._book.recipes_of or task_id != task_id_of(goal):
+        goal = parse_goal(task_id)
+        if goal not in self._book.recipes_of or task_id != make_task_id(goal):
             raise ConfigError(f"textcraft has no task {task_id!r}: a task is a craftable item, such as 'oak_planks'")
         text = first_observation(self._book, goal, self._distractors, (self._style, self._format))
         text = whole(text, task_id, self._max_chars)
@@ -71,14 +71,14 @@ class TextCraft:
 
     def tools(self) -> Tools:
         """Return the commands as tools."""
-        return tools_of(COMMANDS)
+        return make_tools(COMMANDS)
 
     async def call(self, call: ToolCall) -> Step:
         """Follow the command that a call names."""
         return self._follow(read_call(call, COMMANDS))
 
     def _follow(self, action: str | Unreadable) -> Step:
-        world = self._begun()
+        world = self._current()
         if world.crafted:
             raise EnvironmentFailure(f"the episode of {world.goal!r} is over: reset before the next step")
         match action:
@@ -91,16 +91,16 @@ class TextCraft:
 
     def state(self) -> str:
         """Return what the agent holds."""
-        return self._begun().state
+        return self._current().state
 
     def expert(self) -> Expert:
         """Return an expert that continues from the present state of the episode."""
-        return TextCraftExpert(self._begun(), self._format)
+        return TextCraftExpert(self._current(), self._format)
 
     async def close(self) -> None:
         self._world = None
 
-    def _begun(self) -> Crafting:
+    def _current(self) -> Crafting:
         if self._world is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._world

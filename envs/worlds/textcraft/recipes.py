@@ -53,19 +53,19 @@ class RecipeBook:
     @cached_property
     def recipes_of(self) -> Mapping[str, tuple[Recipe, ...]]:
         """The recipes that make an item."""
-        found: dict[str, tuple[Recipe, ...]] = {}
+        recipes: dict[str, tuple[Recipe, ...]] = {}
         for recipe in self.recipes:
-            found[recipe.item] = (*found.get(recipe.item, ()), recipe)
-        return found
+            recipes[recipe.item] = (*recipes.get(recipe.item, ()), recipe)
+        return recipes
 
     @cached_property
     def uses_of(self) -> Mapping[str, tuple[Recipe, ...]]:
         """The recipes that an item or a tag is an ingredient of."""
-        found: dict[str, tuple[Recipe, ...]] = {}
+        recipes: dict[str, tuple[Recipe, ...]] = {}
         for recipe in self.recipes:
             for ingredient in recipe.ingredients:
-                found[ingredient.name] = (*found.get(ingredient.name, ()), recipe)
-        return found
+                recipes[ingredient.name] = (*recipes.get(ingredient.name, ()), recipe)
+        return recipes
 
     @cached_property
     def depths(self) -> Mapping[str, int]:
@@ -95,14 +95,14 @@ class RecipeBook:
 
     def reachable(self, goal: str) -> tuple[Recipe, ...]:
         """Return every recipe that some way to the goal uses, the goal's own first."""
-        found: dict[Recipe, None] = {}
+        needed: dict[Recipe, None] = {}
         names = [goal]
         while names:
             for recipe in self.recipes_of.get(names.pop(), ()):
-                if recipe not in found:
-                    found[recipe] = None
+                if recipe not in needed:
+                    needed[recipe] = None
                     names.extend(item for i in recipe.ingredients for item in self.items_for(i.name))
-        return tuple(found)
+        return tuple(needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +156,14 @@ def _read(file: dict[str, Any]) -> _Written | None:
     for alternatives, count in parts:
         # Where a file lists alternatives, the first stands for all, as in the original.
         part = alternatives[0] if isinstance(alternatives, list) else alternatives
-        name = _spoken(part.get("item") or part["tag"])
+        name = _speak_name(part.get("item") or part["tag"])
         counts[name] = counts.get(name, 0) + count
         if "tag" in part:
             tags.add(name)
     result = file["result"]
     ingredients = tuple(Ingredient(name, count) for name, count in counts.items())
-    group = _spoken(file["group"]) if "group" in file else None
-    recipe = Recipe(_spoken(result["item"]), result.get("count", 1), ingredients)
+    group = _speak_name(file["group"]) if "group" in file else None
+    recipe = Recipe(_speak_name(result["item"]), result.get("count", 1), ingredients)
     return _Written(recipe, group, frozenset(tags))
 
 
@@ -182,5 +182,5 @@ def _unpacks_a_block(recipe: Recipe) -> bool:
     return len(recipe.ingredients) == 1 and recipe.ingredients[0].name.endswith(" block")
 
 
-def _spoken(identifier: str) -> str:
+def _speak_name(identifier: str) -> str:
     return identifier.removeprefix("minecraft:").replace("_", " ")

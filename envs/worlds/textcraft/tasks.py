@@ -32,12 +32,12 @@ def load_book() -> RecipeBook:
     return book
 
 
-def goal_of(task_id: str) -> str:
+def parse_goal(task_id: str) -> str:
     """Return the item that a task asks for."""
     return task_id.replace("_", " ")
 
 
-def task_id_of(item: str) -> str:
+def make_task_id(item: str) -> str:
     return item.replace(" ", "_")
 
 

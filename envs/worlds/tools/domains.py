@@ -11,9 +11,9 @@ from horizonrl.envs.worlds.tools.toolbox import (
     Tool,
     ToolError,
     call,
-    fields_of,
+    find_row,
+    format_fields,
     listed,
-    row_of,
     show,
 )
 
@@ -62,7 +62,9 @@ def _weather(category: str, draw: Random) -> Problem:
 
 WEATHER = Domain(
     (
-        Tool("where_am_i", (), "the city where the user is, and today's date", lambda store: fields_of(store["here"])),
+        Tool(
+            "where_am_i", (), "the city where the user is, and today's date", lambda store: format_fields(store["here"])
+        ),
         Tool(
             "weather",
             ("city", "date"),
@@ -124,13 +126,13 @@ def _add(store: Store, name: str, project: str, date: str) -> str:
 
 
 def _delete(store: Store, name: str) -> str:
-    row_of(store, name)
+    find_row(store, name)
     del store[name]
     return "Deleted."
 
 
 def _set(store: Store, key: str, field: str, value: str) -> str:
-    row_of(store, key)[field] = value
+    find_row(store, key)[field] = value
     return "Done."
 
 
@@ -195,12 +197,12 @@ def _cell(cell: str) -> tuple[str, str]:
 
 def _read_cell(store: Store, cell: str) -> str:
     row, column = _cell(cell)
-    return row_of(store, row).get(column, "") or "(empty)"
+    return find_row(store, row).get(column, "") or "(empty)"
 
 
 def _write_cell(store: Store, cell: str, value: str) -> str:
     row, column = _cell(cell)
-    if column not in row_of(store, row):
+    if column not in find_row(store, row):
         raise ToolError(f"there is no column {column!r}")
     return _set(store, row, column, value)
 
@@ -289,8 +291,8 @@ def _academia(category: str, draw: Random) -> Problem:
     return Problem(goal, store, (call("papers_of", name=author), *reads), str(total))
 
 
-def _papers_of(store: Store, name: str) -> str:
-    row_of(store, name)
+def _list_papers(store: Store, name: str) -> str:
+    find_row(store, name)
     return listed(title for title, row in store.items() if name in row.values())
 
 
@@ -298,7 +300,7 @@ ACADEMIA = Domain(
     (
         Tool("paper", ("title",), "a paper's authors, year and citations", lambda store, title: show(store, title)),
         Tool("author", ("name",), "where somebody works", lambda store, name: show(store, name)),
-        Tool("papers_of", ("name",), "the titles of somebody's papers", _papers_of),
+        Tool("papers_of", ("name",), "the titles of somebody's papers", _list_papers),
     ),
     ("institute", "cited", "citations"),
     _academia,

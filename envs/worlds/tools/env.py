@@ -16,8 +16,8 @@ from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec, ToolCall
 from horizonrl.envs.bounds import Chars, clip
-from horizonrl.envs.formats import ActionFormat, Unreadable, bounded, written
-from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved
+from horizonrl.envs.formats import ActionFormat, Unreadable, bound_length, write_value
+from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, refuse_move, split_tasks
 from horizonrl.envs.worlds.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.worlds.tools.toolbox import Call, Domain, Problem, Store, ToolError
 
@@ -45,27 +45,27 @@ class Errand:
 
     def follow(self, action: str) -> Step:
         """Run a tool, or judge the end."""
-        found = _CALL.fullmatch(action.strip())
-        arguments = _arguments(found[2]) if found else None
-        if found is None or arguments is None:
-            return unmoved('Write a tool and its arguments as JSON, such as finish {"answer": "12"}.')
-        if found[1].lower() == "check_valid_actions":
-            return unmoved(f"You can use following valid actions: {self._listed()}")
-        if found[1].lower() == "finish":
+        match = _CALL.fullmatch(action.strip())
+        arguments = _arguments(match[2]) if match else None
+        if match is None or arguments is None:
+            return refuse_move('Write a tool and its arguments as JSON, such as finish {"answer": "12"}.')
+        if match[1].lower() == "check_valid_actions":
+            return refuse_move(f"You can use following valid actions: {self._list_tools()}")
+        if match[1].lower() == "finish":
             return self._finish(arguments.get("answer", ""))
-        tool = self._tools.get(found[1].lower())
+        tool = self._tools.get(match[1].lower())
         if tool is None:
-            return unmoved(f"There is no tool {clip(found[1])!r}. There are: {', '.join(self._tools)}, finish.")
+            return refuse_move(f"There is no tool {clip(match[1])!r}. There are: {', '.join(self._tools)}, finish.")
         if set(arguments) != set(tool.arguments):
-            return unmoved(f"The arguments of {tool.name} are: {', '.join(tool.arguments) or 'none'}.")
+            return refuse_move(f"The arguments of {tool.name} are: {', '.join(tool.arguments) or 'none'}.")
         try:
             observation = tool.run(self._store, **arguments)
         except ToolError as error:
-            return unmoved(f"Error: {error}.")
+            return refuse_move(f"Error: {error}.")
         self._made.append(Call(tool.name, arguments))
         return Step(observation, reward=self._pay(self._share()), terminated=False)
 
-    def _listed(self) -> str:
+    def _list_tools(self) -> str:
         return ", ".join(
             [*(f"{tool.name}({', '.join(tool.arguments)})" for tool in self._tools.values()), "finish(answer)"]
         )
@@ -138,17 +138,17 @@ class ToolEnvironment(GameEnvironment[Errand]):
         action = super().called(call)
         if isinstance(action, Unreadable):
             return action
-        return bounded(f"{call.name} {json.dumps(json.loads(call.arguments or '{}'), ensure_ascii=False)}")
+        return bound_length(f"{call.name} {json.dumps(json.loads(call.arguments or '{}'), ensure_ascii=False)}")
 
     def begin(self, task_id: str) -> tuple[str, Errand]:
         """Return the goal."""
         if (task := _tasks(self.env_id, self.domain).get(task_id)) is None:
             raise self.unknown(task_id)
-        problem = self.domain.make(task.category, drawn(task_id))
+        problem = self.domain.make(task.category, random_for(task_id))
         if self._style == "agentgym":
             return _TRIAL.format(goal=problem.goal), AgentGymErrand(problem, self.domain)
         rules = "Reach a goal with tools; call one a turn." if self._style == "full" else ""
-        return self.introduced(rules, f"Goal: {problem.goal}"), Errand(problem, self.domain)
+        return self.introduce(rules, f"Goal: {problem.goal}"), Errand(problem, self.domain)
 
 
 class Weather(ToolEnvironment):
@@ -181,12 +181,12 @@ def _tasks(env_id: str, domain: Domain) -> dict[str, TaskSpec]:
 def _arguments(text: str | None) -> dict[str, str] | None:
     """Return a call's arguments as texts, or None if they are not a JSON object of texts and numbers."""
     try:
-        found = json.loads(text or "{}")
+        parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         return None
-    arguments = {name: written(value) for name, value in found.items()}
+    arguments = {name: write_value(value) for name, value in parsed.items()}
     texts = {name: text for name, text in arguments.items() if text is not None}
     return texts if len(texts) == len(arguments) else None
 

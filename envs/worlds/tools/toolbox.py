@@ -67,14 +67,14 @@ class Domain:
         return (*(tool.command for tool in self.tools), FINISH)
 
 
-def row_of(store: Store, key: str) -> dict[str, str]:
+def find_row(store: Store, key: str) -> dict[str, str]:
     """Return a row. Raises ToolError."""
     if key not in store:
         raise ToolError(f"there is no {key[:60]!r}")
     return store[key]
 
 
-def fields_of(row: Mapping[str, str]) -> str:
+def format_fields(row: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in row.items())
 
 
@@ -84,4 +84,4 @@ def listed(names: Iterable[str]) -> str:
 
 def show(store: Store, name: str) -> str:
     """A tool: tell a row."""
-    return fields_of(row_of(store, name))
+    return format_fields(find_row(store, name))

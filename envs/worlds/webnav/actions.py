@@ -39,7 +39,7 @@ def read_command(action: str, commands: Sequence[Command] = COMMANDS) -> tuple[s
     if command is None or bool(bracket) != bool(command.arguments):
         return None
     # Split rather than matched: a pattern of three arguments takes cubic time for a text of brackets.
-    given = rest.removesuffix("]").split("] [", len(command.arguments) - 1) if rest.endswith("]") else []
-    if not all(given) or len(given) != len(command.arguments):
+    values = rest.removesuffix("]").split("] [", len(command.arguments) - 1) if rest.endswith("]") else []
+    if not all(values) or len(values) != len(command.arguments):
         return None
-    return name, dict(zip(command.arguments, given, strict=True))
+    return name, dict(zip(command.arguments, values, strict=True))

@@ -44,7 +44,7 @@ class Browser:
     def __init__(self, web: Web, start: str, style: Style) -> None:
         self._web = web
         self._style: Style = style
-        self._tabs = [self._opened(start)]
+        self._tabs = [self._open(start)]
         self._current = 0
 
     @property
@@ -132,12 +132,12 @@ class Browser:
         last = max(0, sum(1 for _ in nodes(tab.page, self._style)) - by)
         tab.top = min(tab.top + by, last) if direction == "down" else max(tab.top - by, 0)
 
-    def _opened(self, url: str) -> Tab:
+    def _open(self, url: str) -> Tab:
         page = self._web.get(url)
         return Tab(page, [url], values=page.fields())
 
     def _visit(self, url: str) -> None:
-        tab, opened = self.tab, self._opened(url)
+        tab, opened = self.tab, self._open(url)
         # A new page drops what `go_forward` would have reached, as in any browser.
         opened.history = [*tab.history[: tab.position + 1], url]
         opened.position = tab.position + 1
@@ -147,13 +147,13 @@ class Browser:
         tab = self.tab
         if not 0 <= tab.position + by < len(tab.history):
             raise Refused(f"There is no page {'before' if by < 0 else 'after'} this one.")
-        opened = self._opened(tab.history[tab.position + by])
+        opened = self._open(tab.history[tab.position + by])
         opened.history, opened.position = tab.history, tab.position + by
         self._tabs[self._current] = opened
 
     def _switch(self, name: str, number: str) -> None:
         if name == "new_tab" and len(self._tabs) < MAX_TABS:
-            self._tabs.append(self._opened(HOME))
+            self._tabs.append(self._open(HOME))
             self._current = len(self._tabs) - 1
         elif name == "close_tab" and len(self._tabs) > 1:
             del self._tabs[self._current]

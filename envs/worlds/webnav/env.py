@@ -90,7 +90,7 @@ class WebNav:
 
     async def step(self, text: str) -> Step:
         """Take the one action that the text names."""
-        episode = self._begun()
+        episode = self._current()
         text = text.split("```")[1] if self._to_agentgym and text.count("```") > 1 else text
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):
@@ -98,7 +98,7 @@ class WebNav:
             case str(action):
                 command = read_command(action)
         if command is None:
-            answer = f"There is no such action. The actions are: {', '.join(known.words for known in COMMANDS)}."
+            answer = f"There is no such action. The actions are: {', '.join(c.words for c in COMMANDS)}."
             return Step(clip(answer, self._max_chars), 0.0, terminated=False)
         name, arguments = command
         if name == "stop":
@@ -107,11 +107,11 @@ class WebNav:
             episode.browser.act(name, arguments)
         except Refused as refused:
             return Step(clip(str(refused), self._max_chars), 0.0, terminated=False)
-        return Step(clip(self._seen(episode, action), self._max_chars), 0.0, terminated=False)
+        return Step(clip(self._show_page(episode, action), self._max_chars), 0.0, terminated=False)
 
     def expert(self) -> WebExpert:
         """Return an expert that plays from the beginning of the task."""
-        return WebExpert(self._begun().drawn.task, self._format)
+        return WebExpert(self._current().drawn.task, self._format)
 
     async def close(self) -> None:
         self._episode = None
@@ -122,17 +122,17 @@ class WebNav:
         drawn = episode.drawn
         answered = drawn.task.answer is None or drawn.task.answer.accepts(answer)
         # The whole web is compared, so that a right answer does not pay for damage elsewhere.
-        left = drawn.world == drawn.wanted
-        success = answered and left
-        judged: dict[str, str | int | float | bool] = {"answer_is_right": answered, "sites_are_right": left}
+        unchanged = drawn.world == drawn.wanted
+        success = answered and unchanged
+        judged: dict[str, str | int | float | bool] = {"answer_is_right": answered, "sites_are_right": unchanged}
         return Step("Stopped.", float(success), terminated=True, success=success, info=judged)
 
-    def _begun(self) -> _Episode:
+    def _current(self) -> _Episode:
         if self._episode is None:
             raise EnvironmentFailure("no episode has begun or it is over: reset before step and expert")
         return self._episode
 
-    def _seen(self, episode: _Episode, action: str) -> str:
+    def _show_page(self, episode: _Episode, action: str) -> str:
         page = episode.browser.observe()
         if not self._to_agentgym:
             return page
@@ -140,7 +140,7 @@ class WebNav:
 
     def _first(self, episode: _Episode) -> str:
         if self._to_agentgym:
-            return self._seen(episode, "None")
+            return self._show_page(episode, "None")
         intent, page = episode.drawn.task.intent, episode.browser.observe()
         reply = explain(self._format, COMMANDS)
         if self._style == "full":

@@ -52,7 +52,7 @@ class WebExpert:
 
 def _find(observation: str, name: str, *, textbox: bool) -> str | None:
     """Return the number of the first element of this name that can be clicked, or that can be filled in."""
-    for number, role, found in _NODE.findall(observation):
-        if found == name and (role == "textbox") == textbox:
+    for number, role, label in _NODE.findall(observation):
+        if label == name and (role == "textbox") == textbox:
             return str(number)
     return None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from horizonrl.envs.worlds.webnav.page import Element, button, combobox, link, text, textbox
-from horizonrl.envs.worlds.webnav.sites import Body, Site, listed, query
+from horizonrl.envs.worlds.webnav.sites import Body, Site, make_list, query
 from horizonrl.envs.worlds.webnav.world import METRES_A_BLOCK, MODES, Place, slug
 
 
@@ -73,4 +73,4 @@ class Map(Site):
 
 
 def _links(places: Sequence[Place]) -> Sequence[Element]:
-    return listed([link(place.name, f"/place/{slug(place.name)}") for place in places])
+    return make_list([link(place.name, f"/place/{slug(place.name)}") for place in places])

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from horizonrl.envs.worlds.webnav.page import Element, button, combobox, link, text, textbox
-from horizonrl.envs.worlds.webnav.sites import Body, Site, listed, query
+from horizonrl.envs.worlds.webnav.sites import Body, Site, make_list, query
 from horizonrl.envs.worlds.webnav.world import GROUPS, ME, STATUSES, Order, Product, Review, money, slug
 
 _PRICE = re.compile(r"\$?([0-9]{1,5})(?:\.([0-9]{2}))?")
@@ -13,8 +13,8 @@ _COUNT = re.compile(r"[0-9]{1,6}")
 
 def read_cents(written: str) -> int | None:
     """Return a price in cents; None when it is none."""
-    found = _PRICE.fullmatch(written.strip())
-    return int(found[1]) * 100 + int(found[2] or 0) if found else None
+    match = _PRICE.fullmatch(written.strip())
+    return int(match[1]) * 100 + int(match[2] or 0) if match else None
 
 
 class Shop(Site):
@@ -32,8 +32,8 @@ class Shop(Site):
         match path:
             case ["search"]:
                 words = query.get("q", "").lower().split()
-                found = [p for p in world.products.values() if all(word in p.name.lower() for word in words)]
-                return "Search results", listed([*_products(found)])
+                hits = [p for p in world.products.values() if all(word in p.name.lower() for word in words)]
+                return "Search results", make_list([*_products(hits)])
             case ["category", name] if products := world.in_category(name.title()):
                 return name.title(), [*_products(products)]
             case ["product", key] if product := world.products.get(key):
@@ -43,7 +43,7 @@ class Shop(Site):
                 form = [stars, textbox("Title"), button("Submit Review", f"/product/{key}/review")]
                 return f"Review of {product.name}", form
             case ["orders"]:
-                return "My Orders", listed([*_orders(world.orders_of(ME))])
+                return "My Orders", make_list([*_orders(world.list_orders(ME))])
             case ["orders", number] if (order := world.orders.get(number)) and order.customer == ME:
                 cancel = [button("Cancel Order", f"/orders/{number}/cancel")] if order.status == "pending" else []
                 return f"Order {number}", [*_order(order), *cancel]
@@ -84,18 +84,18 @@ class Shop(Site):
     def _product(self, product: Product) -> Sequence[Element]:
         path = f"/product/{slug(product.name)}"
         uses = [button("Add to Cart", f"{path}/cart"), button("Add to Wish List", f"{path}/wish")]
-        reviews = [text(f"{r.author}, {r.stars} of 5: {r.title}") for r in self.world.reviews_of(product)]
+        reviews = [text(f"{r.author}, {r.stars} of 5: {r.title}") for r in self.world.list_reviews(product)]
         return [text(money(product.price_cents)), *uses, link("Write a Review", f"{path}/review"), *reviews]
 
     def _mine(self, path: list[str]) -> Body | None:
         """Return a page of what the customer keeps."""
         match path:
             case ["cart"]:
-                return "Cart", listed(
+                return "Cart", make_list(
                     [e for name, n in self.world.cart.items() for e in _kept("cart", name, f" x {n}")]
                 )
             case ["wishes"]:
-                return "Wish List", listed([e for name in self.world.wishes for e in _kept("wishes", name, "")])
+                return "Wish List", make_list([e for name in self.world.wishes for e in _kept("wishes", name, "")])
             case ["account"]:
                 return "Account", [text(ME), textbox("Phone", self.world.phone), button("Save", "/account")]
         return None
@@ -113,9 +113,9 @@ class Admin(Site):
         match path:
             case ["orders"]:
                 status = query.get("status")
-                found = [order for order in world.orders.values() if status in (None, order.status)]
+                hits = [order for order in world.orders.values() if status in (None, order.status)]
                 filters = [] if status else [combobox("Status", STATUSES, ""), button("Filter", "/orders")]
-                return "Orders", [*filters, *listed([*_orders(found)])]
+                return "Orders", [*filters, *make_list([*_orders(hits)])]
             case ["orders", number] if order := world.orders.get(number):
                 status_field = combobox("Status", STATUSES, order.status)
                 return f"Order {number}", [*_order(order), status_field, button("Save", f"/orders/{number}")]
@@ -128,11 +128,11 @@ class Admin(Site):
                 return "Customers", [link(name.name, f"/customer/{key}") for key, name in world.customers.items()]
             case ["customer", key] if customer := world.customers.get(key):
                 group = combobox("Group", GROUPS, customer.group)
-                orders = _orders(world.orders_of(customer.name))
+                orders = _orders(world.list_orders(customer.name))
                 return customer.name, [text(customer.email), group, button("Save", f"/customer/{key}"), *orders]
             case ["reviews"]:
                 waiting = [(number, review) for number, review in world.reviews.items() if not review.approved]
-                return "Pending Reviews", listed([link(_title(r), f"/review/{number}") for number, r in waiting])
+                return "Pending Reviews", make_list([link(_title(r), f"/review/{number}") for number, r in waiting])
             case ["review", number] if review := world.reviews.get(number):
                 uses = [button(name, f"/review/{number}/{slug(name)}") for name in ("Approve", "Delete")]
                 return _title(review), [text(f"{review.author}, {review.stars} of 5: {review.title}"), *uses]

@@ -64,7 +64,7 @@ def query(path: str, **values: str) -> str:
     return f"{path}?" + "&".join(f"{name}={quote(value, errors='replace')}" for name, value in values.items())
 
 
-def listed(elements: Sequence[Element]) -> Sequence[Element]:
+def make_list(elements: Sequence[Element]) -> Sequence[Element]:
     """Return the elements, or a text that there are none."""
     return elements or [text("Nothing here.")]
 

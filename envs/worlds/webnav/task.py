@@ -43,17 +43,17 @@ class Answer:
     rivals: tuple[str, ...] = ()
     """What else one could answer: an answer that must include the value may include none of these beside it."""
 
-    def accepts(self, given: str) -> bool:
+    def accepts(self, answer: str) -> bool:
         """Say whether an answer is right; capitals, quotes and thousands' commas do not matter."""
-        plain, value = _plain(given), _plain(self.value)
+        plain, value = _plain(answer), _plain(self.value)
         match self.kind:
             case "exact":
                 return plain == value
             case "must_include":
                 return len(plain) <= len(value) + _SPARE_CHARS and self._named(plain) == {value}
             case "number":
-                found = dict.fromkeys(float(number) for number in _NUMBER.findall(given.replace(",", "")))
-                return list(found) == [float(self.value)]
+                numbers = dict.fromkeys(float(number) for number in _NUMBER.findall(answer.replace(",", "")))
+                return list(numbers) == [float(self.value)]
 
     def _named(self, plain: str) -> set[str]:
         """Return which of the value and its rivals a text names as whole words; the longest counts, not its parts."""

@@ -10,7 +10,7 @@ from horizonrl.envs.api import Split, TaskSpec
 from horizonrl.envs.worlds.webnav.page import Style
 from horizonrl.envs.worlds.webnav.task import Task
 from horizonrl.envs.worlds.webnav.templates.table import TEMPLATES, Template
-from horizonrl.envs.worlds.webnav.world import SIZES, World, build_world, seeded
+from horizonrl.envs.worlds.webnav.world import SIZES, World, build_world, random_for_world
 
 TASKS: Mapping[str, Mapping[Split, int]] = {
     "Shopping": {"test": 12, "train": 88},
@@ -71,7 +71,7 @@ def draw_task(task_id: str, style: Style) -> Drawn:
     for attempt in range(MAX_WORLDS):
         seed = f"{task_id}/{attempt}"
         world, wanted = (build_world(seed, SIZES[style]) for _ in range(2))
-        task = template(world, seeded(f"{seed}/task"))
+        task = template(world, random_for_world(f"{seed}/task"))
         if task is None:
             continue
         if task.effect is not None:

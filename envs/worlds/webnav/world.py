@@ -154,14 +154,14 @@ class World:
     wishes: list[str] = field(default_factory=list)
     saved: list[str] = field(default_factory=list)
 
-    def reviews_of(self, product: Product) -> list[Review]:
+    def list_reviews(self, product: Product) -> list[Review]:
         """Return what the shop shows."""
         return [review for review in self.reviews.values() if review.product == product.name and review.approved]
 
     def in_category(self, category: str) -> list[Product]:
         return [product for product in self.products.values() if product.category == category]
 
-    def orders_of(self, customer: str) -> list[Order]:
+    def list_orders(self, customer: str) -> list[Order]:
         return [order for order in self.orders.values() if order.customer == customer]
 
     def of_kind(self, kind: str) -> list[Place]:
@@ -176,13 +176,13 @@ def money(cents: int) -> str:
     return f"${cents // 100}.{cents % 100:02d}"
 
 
-def seeded(name: str) -> Random:
+def random_for_world(name: str) -> Random:
     return Random(int.from_bytes(sha256(name.encode()).digest()))
 
 
 def build_world(seed: str, size: Size) -> World:
     """Return the world of a seed: names, prices and places are each given once."""
-    draw = seeded(seed)
+    draw = random_for_world(seed)
     people = _names(draw, FIRST, LAST, size.people)
     products = {slug(product.name): product for product in _products(draw, size)}
     return World(

@@ -27,7 +27,7 @@ from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.lag import LoopLag, turn
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, expert_of
+from horizonrl.envs.api import Environment, make_expert
 from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
 from horizonrl.envs.subject import BABBLED
@@ -138,7 +138,7 @@ async def _games(env_id: str) -> list[Game]:
     games: list[Game] = []
     for task in islice(listed[:: max(1, len(listed) // GAMES)], GAMES):
         observation = (await environment.reset(task.task_id)).text
-        expert = expert_of(environment) if registry.has_expert(env_id) else None
+        expert = make_expert(environment) if registry.has_expert(env_id) else None
         made_up = map(readable, odd_texts(observation)[:BABBLED])
         replies: list[str] = []
         while len(replies) < MAX_TURNS:

@@ -6,10 +6,10 @@ import pytest
 from nats.js import api
 from structlog.testing import capture_logs
 
-from horizonrl.broker.api import Key, QueueState, Stream, stream_of
+from horizonrl.broker.api import Key, QueueState, Stream, parse_stream
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.broker.nats.streams import ACTORS, STREAMS, bucket_name, spec_of, stream_name
+from horizonrl.broker.nats.streams import ACTORS, STREAMS, bucket_name, stream_name, stream_spec
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import ConfigError
 
@@ -21,7 +21,7 @@ def run() -> str:
 
 def test_every_stream_has_a_subject_of_its_own() -> None:
     assert [spec.stream for spec in STREAMS] == list(Stream)
-    assert all(stream_of(spec_of(stream).subject) is stream for stream in Stream)
+    assert all(parse_stream(stream_spec(stream).subject) is stream for stream in Stream)
 
 
 @pytest.mark.process

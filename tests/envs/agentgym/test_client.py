@@ -11,7 +11,7 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure, Environment
 from horizonrl.common.types import Kind, Sampling, StopReason, Task, Ticket
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import DIALECTS
-from horizonrl.envs.agentgym.handles import handles_of
+from horizonrl.envs.agentgym.handles import make_handles
 from horizonrl.envs.api import Environment, Step
 from tests.actors.players import SayingPolicy, make_chat
 from tests.envs.agentgym.stub import FIRST, NEXT, WIRES, Stub, stub_of
@@ -88,7 +88,7 @@ def test_an_error_breaks_the_episode_and_the_next_one_is_played(name: str, path:
             if path == "/reset" and fault == "empty" and WIRES[name].key == "env_idx":
                 continue  # nothing of that answer is read: the observation is asked for
             await environment.close()
-            handles_of(stub.base).void_all()  # those without /close keep theirs
+            make_handles(stub.base).void_all()  # those without /close keep theirs
             stub.faults[path] = [fault]
             with pytest.raises(EnvironmentFailure, match=name if fault == "empty" else path) as raised:
                 await first_turn(environment)

@@ -19,7 +19,7 @@ ANSWERS = ("9**9**9", "1/0", "[[1,2],[3]]", "{}", "[]", "1e9999", "0x10", "\N{VU
            "[1, 2", "(" * 1_000, "a,b,c", "1 2 3 4 5 6 7")  # fmt: skip
 
 
-async def answered(environment: Environment, task_id: str, replies: list[str]) -> None:
+async def await_answer(environment: Environment, task_id: str, replies: list[str]) -> None:
     """Every reply is answered in time, whatever it is."""
     await environment.reset(task_id)
     for reply in replies:
@@ -36,7 +36,7 @@ def test_no_reply_breaks_a_game(game: str) -> None:
     async def play() -> None:
         environment = TextArena(format="plain")
         moves = list(dict.fromkeys(MOVE.findall((await environment.reset(f"{game}-0")).text)))[:6] or ["[1]"]
-        await answered(environment, f"{game}-0", [text for move in moves for text in (move, *odd_texts(move))])
+        await await_answer(environment, f"{game}-0", [text for move in moves for text in (move, *odd_texts(move))])
         await environment.close()
 
     asyncio.run(play())
@@ -47,9 +47,9 @@ def test_no_answer_breaks_a_scorer(name: str) -> None:
     async def play() -> None:
         environment = ReasoningGym(prompt="none", max_observation_chars=200_000)
         await environment.reset(f"{name}-1")
-        known = environment._begun().answer or "A+1 B-2"
+        known = environment._current().answer or "A+1 B-2"
         answers = [f"<answer>{text}</answer>" for text in (*odd_texts(known), *ANSWERS)]
-        await answered(environment, f"{name}-1", answers)
+        await await_answer(environment, f"{name}-1", answers)
         await environment.close()
 
     asyncio.run(play())

@@ -41,7 +41,7 @@ async def stub(answer: Answer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def observed(observation: Any, reward: float | None = None, done: bool = False) -> dict[str, Any]:
+def write_observation(observation: Any, reward: float | None = None, done: bool = False) -> dict[str, Any]:
     return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
 
 
@@ -63,7 +63,7 @@ def test_the_seed_the_reply_and_the_constants_are_sent_as_the_options_say() -> N
 
     def answer(message: dict[str, Any]) -> dict[str, Any]:
         heard.append(message)
-        return observed({"text": "hello"}, 1.0, message["type"] == "step")
+        return write_observation({"text": "hello"}, 1.0, message["type"] == "step")
 
     first, (step,) = played(answer, "hi", action="code", constants={"player": 2}, instructions="Be kind.")
     assert heard == [{"type": "reset", "data": {"seed": 3}}, {"type": "step", "data": {"player": 2, "code": "hi"}}]
@@ -76,7 +76,7 @@ def test_the_seed_the_reply_and_the_constants_are_sent_as_the_options_say() -> N
     [({"text": "a", "x": 1}, "a"), ({"board": [1, 2]}, '{"board": [1, 2]}'), ({"result": {"a": 1}}, '{"a": 1}')],
 )
 def test_an_observation_is_its_text_or_all_of_it(observation: dict[str, Any], text: str) -> None:
-    assert played(lambda _: observed(observation))[0] == text
+    assert played(lambda _: write_observation(observation))[0] == text
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_an_observation_is_its_text_or_all_of_it(observation: dict[str, Any], te
         ("no json", "no message of the protocol"),
         ({"type": "observation"}, "no message of the protocol"),
         ({"type": "error", "data": {"code": "EXECUTION_ERROR"}}, "the server answered step with .*EXECUTION_ERROR"),
-        (observed({"text": "end"}, None, True), "the episode ended with reward None, and no step paid one"),
+        (write_observation({"text": "end"}, None, True), "the episode ended with reward None, and no step paid one"),
     ],
 )
 def test_a_servers_failure_is_a_broken_episode_and_no_reward_of_zero(answer: Any, message: str) -> None:
     with pytest.raises(EnvironmentFailure, match=message):
-        played(lambda heard: observed({"text": "go"}) if heard["type"] == "reset" else answer, "hi")
+        played(lambda heard: write_observation({"text": "go"}) if heard["type"] == "reset" else answer, "hi")
 
 
 def test_a_server_that_does_not_answer_in_time_is_a_broken_episode() -> None:

@@ -13,7 +13,7 @@ NAMES = ("a", "b", "c")
 
 
 def draw(own: OwnRandom) -> tuple[float, float]:
-    with own.drawn():
+    with own.random_for():
         return random.random(), float(np.random.random())
 
 
@@ -40,7 +40,7 @@ def test_the_generators_of_everybody_else_are_left_as_they_were() -> None:
 def test_a_call_that_raises_puts_them_back_too() -> None:
     before = random.getstate()
     try:
-        with OwnRandom("a").drawn():
+        with OwnRandom("a").random_for():
             random.random()
             raise ZeroDivisionError
     except ZeroDivisionError:

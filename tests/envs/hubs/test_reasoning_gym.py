@@ -25,7 +25,7 @@ def hub() -> Iterator[ReasoningGym]:
     asyncio.run(environment.close())
 
 
-def answered(hub: ReasoningGym, task_id: str, answer: str | None = None) -> Step:
+def await_answer(hub: ReasoningGym, task_id: str, answer: str | None = None) -> Step:
     async def play() -> Step:
         await hub.reset(task_id)
         return await hub.step(hub.expert().act("") if answer is None else f"So: <answer>{answer}</answer>")
@@ -44,26 +44,26 @@ def test_every_dataset_of_the_package_but_its_mixture_is_listed_or_depends_on_th
 def test_the_packages_own_answer_earns_its_full_score(hub: ReasoningGym, name: str) -> None:
     if name in WITHOUT_EXPERT:
         with pytest.raises(EnvironmentFailure, match="no answer to this question"):
-            answered(hub, f"{name}-1")
+            await_answer(hub, f"{name}-1")
         return
-    step = answered(hub, f"{name}-1")
+    step = await_answer(hub, f"{name}-1")
     assert (step.reward, step.success, step.terminated) == (1.0, True, True)
 
 
 def test_a_wrong_answer_earns_the_packages_score_and_no_answer_too(hub: ReasoningGym) -> None:
-    assert answered(hub, "chain_sum-0", "no idea").reward < 0.1
+    assert await_answer(hub, "chain_sum-0", "no idea").reward < 0.1
     asyncio.run(hub.reset("chain_sum-0"))
     assert asyncio.run(hub.step("I have no idea.")).reward == 0.0
 
 
 def test_an_answer_that_the_scorer_cannot_parse_earns_what_no_answer_earns(hub: ReasoningGym) -> None:
-    assert answered(hub, "prime_factorization-0", "two × three").reward == 0.0
+    assert await_answer(hub, "prime_factorization-0", "two × three").reward == 0.0
 
 
 @pytest.mark.parametrize("name", ["spiral_matrix", "string_insertion", "binary_matrix", "n_queens", "countdown"])
 def test_no_answer_is_executed(hub: ReasoningGym, name: str, tmp_path: Path) -> None:
     mark = tmp_path / "executed"
-    step = answered(hub, f"{name}-0", f"__import__('pathlib').Path({str(mark)!r}).touch()")
+    step = await_answer(hub, f"{name}-0", f"__import__('pathlib').Path({str(mark)!r}).touch()")
     assert step.reward < 0.1
     assert not mark.exists()
 
@@ -72,7 +72,7 @@ def test_no_answer_is_executed(hub: ReasoningGym, name: str, tmp_path: Path) -> 
                                     "__import__('os')", "S('1')", "lambda: 1", "1e99999999", "1" * 500])  # fmt: skip
 def test_arithmetic_that_would_never_end_or_is_none_does_not_reach_sympy(hub: ReasoningGym, answer: str) -> None:
     assert not is_plain_arithmetic(answer)
-    assert answered(hub, "puzzle24-0", answer).reward == 0.01, "what the package pays for no answer"
+    assert await_answer(hub, "puzzle24-0", answer).reward == 0.01, "what the package pays for no answer"
 
 
 @pytest.mark.parametrize("answer", ["-5*x**2*(x + 1)**3/2 + C", "exp(-x)*sin(3*x) + x**(1/2)", "(7 - 8/8)*4", "log(x)"])

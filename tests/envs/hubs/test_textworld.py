@@ -9,7 +9,7 @@ from horizonrl.envs.api import Step
 
 pytest.importorskip("textworld", reason="320 MB: pip install 'horizonrl[textworld]'")
 
-from horizonrl.envs.hubs.textworld import FAMILIES, TextWorld, told
+from horizonrl.envs.hubs.textworld import FAMILIES, TextWorld, clean_feedback
 
 
 def won(task_id: str, games: Path) -> tuple[str, list[Step]]:
@@ -54,4 +54,4 @@ def test_commands_to_the_interpreter_are_answered_here(command: str, tmp_path_fa
 
 
 def test_what_a_terminal_would_show_is_left_out() -> None:
-    assert told("   |  \\$$\n Who's there?\n\n\n\n> \n" + " " * 60 + "-= Kitchen =-0/3") == "Who's there?"
+    assert clean_feedback("   |  \\$$\n Who's there?\n\n\n\n> \n" + " " * 60 + "-= Kitchen =-0/3") == "Who's there?"

@@ -22,7 +22,7 @@ from horizonrl.common.types import Kind, Sampling, StopReason, Task, Ticket
 from horizonrl.envs import registry
 from horizonrl.envs.api import ToolCall
 from horizonrl.envs.check import check
-from horizonrl.envs.mcp.env import McpTools, arguments_of
+from horizonrl.envs.mcp.env import McpTools, parse_arguments
 from horizonrl.envs.mcp.session import Server, Session
 from tests.actors.players import SayingPolicy
 from tests.actors.rollout.test_replies import JsonCalls
@@ -324,10 +324,10 @@ def test_tasks_have_their_split_and_category(path: Path) -> None:
 
 
 def test_arguments_are_what_every_server_reads() -> None:
-    assert arguments_of(call("put", a=1, b=[{"c": "\ud800"}])) == {"a": 1, "b": [{"c": "?"}]}
-    assert arguments_of(ToolCall("put", "")) == {}
+    assert parse_arguments(call("put", a=1, b=[{"c": "\ud800"}])) == {"a": 1, "b": [{"c": "?"}]}
+    assert parse_arguments(ToolCall("put", "")) == {}
     for odd in ("[" * 5000, "{" * 3000, '{"a": -Infinity}', f'{{"a": {1 << 63}}}', '{"a": "' + "x" * 10_000 + '"}'):
-        assert arguments_of(ToolCall("put", odd)) is None
+        assert parse_arguments(ToolCall("put", odd)) is None
 
 
 def text(words: str) -> dict[str, Any]:

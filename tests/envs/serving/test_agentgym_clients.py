@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession
 
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym.doors import COUNTERPARTS, numbers_of
+from horizonrl.envs.agentgym.doors import COUNTERPARTS, number_tasks
 from horizonrl.envs.check import check
 from horizonrl.envs.serving import episodes
 from tests.envs.serving.servers import Caller, caller_of, server_of
@@ -57,7 +57,7 @@ WITHOUT_JAVA = [env_id for env_id in COUNTERPARTS if env_id != "sciworld"]
 def solved_game(env_id: str) -> Game:
     """Return a game of the expert, of the first task that it solves by AgentGym's rules."""
     tasks = registry.tasks(env_id, door(env_id).options)
-    numbers = numbers_of(env_id, tasks)
+    numbers = number_tasks(env_id, tasks)
     games = (asyncio.run(play(env_id, numbers[task.task_id])) for task in tasks[::7])
     return next(game for game in games if game is not None and game.solved)
 
@@ -93,7 +93,7 @@ def test_agentgyms_client_plays_a_whole_episode(env_id: str) -> None:
             first, read, reward = await drive(call, CLIENTS[env_id], game, env_id)
         dialect = door(env_id).dialect
         assert first == game.first
-        assert read == [dialect.observed(step.observation) for step in game.answers]
+        assert read == [dialect.write_observation(step.observation) for step in game.answers]
         assert reward >= dialect.solved_at
 
     asyncio.run(scenario())
@@ -135,14 +135,14 @@ def test_a_number_is_agentgyms() -> None:
 @pytest.mark.parametrize(("env_id", "train"), [("household", 2_420), ("sql", 9_428)])
 def test_numbers_that_agentgym_trains_on_are_tasks_to_train_on(env_id: str, train: int) -> None:
     tasks = registry.tasks(env_id)
-    numbers = numbers_of(env_id, tasks)
+    numbers = number_tasks(env_id, tasks)
     assert {numbers[task.task_id] < train for task in tasks if task.split == "train"} == {True}
     assert {numbers[task.task_id] < train for task in tasks if task.split == "test"} == {False}
 
 
 def test_textcrafts_numbers_are_sorted_by_depth() -> None:
     tasks = registry.tasks("textcraft")
-    numbers = numbers_of("textcraft", tasks)
+    numbers = number_tasks("textcraft", tasks)
     depths = {numbers[task.task_id]: task.category for task in tasks}
     assert [depths[number] for number in range(544)] == sorted(depths.values())
     assert sorted(depths) == list(range(544))
@@ -205,23 +205,23 @@ def test_every_available_action_of_the_household_does_something() -> None:
 
 
 def test_a_full_server_closes_what_a_client_that_never_closes_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def begun(call: Caller, number: int) -> int:
+    async def write_reset(call: Caller, number: int) -> int:
         episode: int = (await call("create", {"id": 0}))[1]
         assert (await call("reset", {"env_idx": episode, "id": number}))[0] == 200
         return episode
 
     async def scenario() -> None:
         async with caller_of("weather", "/weather", capacity=3) as call:
-            first, second, third = [await begun(call, number) for number in range(3)]
+            first, second, third = [await write_reset(call, number) for number in range(3)]
             assert (await call("create", {"id": 0}))[0] == 429  # all three are played
             finish = 'Action: finish with Action Input: {"answer": "1"}'
             for episode in (second, first):
                 assert (await call("step", {"env_idx": episode, "action": finish}))[1]["done"]
-            await begun(call, 4)  # in the place of the second, which was left first
+            await write_reset(call, 4)  # in the place of the second, which was left first
             assert (await call("reset", {"env_idx": second, "id": 1}))[0] == 404
             assert (await call("reset", {"env_idx": first, "id": 1}))[0] == 200
             monkeypatch.setattr(episodes, "LEFT_AFTER_S", 0.0)
-            await begun(call, 5)  # all are played, and one was not called for long
+            await write_reset(call, 5)  # all are played, and one was not called for long
             assert (await call("step", {"env_idx": third, "action": finish}))[0] == 404
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ import pytest
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym import wire
 from horizonrl.envs.agentgym.dialects import DIALECTS
-from horizonrl.envs.agentgym.doors import numbers_of
+from horizonrl.envs.agentgym.doors import number_tasks
 from horizonrl.envs.api import Environment, Step
 from horizonrl.envs.serving.hosts import WorkerHost
 from tests.envs.serving.servers import WORLD, server_of
@@ -37,7 +37,7 @@ async def replay(environment: Environment, task_id: str, turns: list[tuple[str, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_expert_earns_through_http_what_it_earns_here(workers: int) -> None:
-    numbers = numbers_of("textcraft", registry.tasks("textcraft"))
+    numbers = number_tasks("textcraft", registry.tasks("textcraft"))
 
     async def scenario() -> None:
         async with server_of({"textcraft": {}}, workers=workers) as url:

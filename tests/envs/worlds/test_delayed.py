@@ -8,7 +8,7 @@ import pytest
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, NamesState, ToolCall, expert_of, state_digest, tool_user
+from horizonrl.envs.api import Environment, NamesState, ToolCall, make_expert, state_digest, tool_user
 from horizonrl.envs.check import check
 from horizonrl.envs.worlds import delayed
 
@@ -113,7 +113,7 @@ def test_the_expert_of_one_without_an_expert_is_a_failure() -> None:
     assert not registry.has_expert("delayed", options)
     assert registry.demonstrations_only("delayed", {"env": "transcripts"})
     with pytest.raises(EnvironmentFailure, match="reset"):
-        expert_of(make())
+        make_expert(make())
 
 
 def test_calls_of_tools_are_delayed_too(delays: Delays) -> None:

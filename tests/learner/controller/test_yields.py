@@ -219,12 +219,12 @@ def test_what_is_explained_is_what_is_drawn(seen: Seen) -> None:
     again, *categories = explained
     assert (again.category, again.tasks) == (REPEATED_LABEL, len(yields.repeats()[0].task_ids))
     assert {each.category: each.tasks for each in categories} == SIZES
-    assert [each.differed for each in categories] == [each.differed for each in sorted(yields.all(), key=place_of)]
+    assert [each.differed for each in categories] == [each.differed for each in sorted(yields.all(), key=locate)]
     seen_categories = {category for category, _ in seen}
     assert all((each.differed is None) is (each.category not in seen_categories) for each in categories)
 
 
-def place_of(each: CategoryYield) -> int:
+def locate(each: CategoryYield) -> int:
     return list(SIZES).index(each.category)
 
 

@@ -48,14 +48,14 @@ async def played_by_hand(task_id: str) -> list[dict[str, str]]:
     return messages[:-1]
 
 
-def goal_of(prompt: str) -> str:
+def parse_goal(prompt: str) -> str:
     return prompt.rpartition("\nGoal: craft ")[2].partition(" ")[2]
 
 
 def test_a_lesson_is_the_conversation_as_the_template_writes_it(careful: list[Episode]) -> None:
     tokenizer = asyncio.run(pocket.make_pocket_tokenizer())
     for episode in careful[::20]:
-        messages = asyncio.run(played_by_hand(goal_of(episode.prompt).replace(" ", "_")))
+        messages = asyncio.run(played_by_hand(parse_goal(episode.prompt).replace(" ", "_")))
         lesson = pocket.lesson(episode)
         assert tokenizer.decode(lesson.ids) + "\n" == tokenizer.apply_chat_template(messages, tokenize=False)
         actions = tokenizer.decode(lesson.ids[lesson.weights == 1])
@@ -73,7 +73,7 @@ def test_a_careless_expert_takes_more_turns_and_still_succeeds(taught: list[Epis
 def test_held_out_tasks_are_never_taught(taught: list[Episode]) -> None:
     held_out = {task.task_id.replace("_", " ") for task in registry.select("textcraft", "test")}
     assert len(taught) > 340
-    assert not {goal_of(episode.prompt) for episode in taught} & held_out
+    assert not {parse_goal(episode.prompt) for episode in taught} & held_out
 
 
 def test_renaming_keeps_which_tokens_are_equal_and_what_the_environment_says() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym.doors import numbers_of
+from horizonrl.envs.agentgym.doors import number_tasks
 from horizonrl.envs.worlds.sql.problems import Problem, make_problem
 from tests.peers.agentgym.comparison import GameComparison
 
@@ -23,7 +23,7 @@ from tests.peers.agentgym.comparison import GameComparison
 def write_bird(folder: Path, count: int) -> list[Problem]:
     """Write our first `count` questions as BIRD's train set. AgentGym's item ids are the positions in it."""
     tasks = registry.tasks("sql")
-    numbers = numbers_of("sql", tasks)
+    numbers = number_tasks("sql", tasks)
     problems = [make_problem(task)[0] for task in sorted(tasks, key=lambda task: numbers[task.task_id])[:count]]
     items, tables = [], []
     for number, problem in enumerate(problems):

@@ -8,8 +8,8 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import Dialect
-from horizonrl.envs.agentgym.doors import TOOLS, Door, door_of, task_named
-from horizonrl.envs.api import Environment, Step, expert_of
+from horizonrl.envs.agentgym.doors import TOOLS, Door, make_door, task_named
+from horizonrl.envs.api import Environment, Step, make_expert
 from horizonrl.envs.formats import Unreadable
 
 _CALL = re.compile(r"Action: (\w+) (\{.*\})")
@@ -31,7 +31,7 @@ class Game:
 
 def door(env_id: str) -> Door:
     """Return the door that AgentGym's clients take into an environment of ours."""
-    found = door_of(env_id, {})
+    found = make_door(env_id, {})
     if found is None:
         raise EnvironmentFailure(f"AgentGym has no counterpart of {env_id}")
     return found
@@ -53,7 +53,7 @@ async def play(env_id: str, number: int) -> Game | None:
         raise EnvironmentFailure(f"{env_id} has no task {number}")
     environment = make(env_id)
     first = observation = (await environment.reset(named)).text
-    expert, replies = expert_of(environment), list[str]()
+    expert, replies = make_expert(environment), list[str]()
     answers: list[Step] = []
     try:
         while not answers or not (answers[-1].terminated or answers[-1].truncated):

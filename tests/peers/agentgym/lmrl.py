@@ -12,7 +12,7 @@ from random import Random
 from types import ModuleType
 
 from horizonrl.envs import registry
-from horizonrl.envs.api import expert_of
+from horizonrl.envs.api import make_expert
 from horizonrl.envs.worlds.games.maze import LMRL_GOAL, LMRL_STARTS
 
 SEEDS = 980
@@ -64,7 +64,7 @@ async def _maze() -> LmrlComparison:
             same -= (await ours.reset(f"lmrl-{number:02d}")).text != first
             while not done:
                 action = draw.choice([*map(str.strip, manhatten_actions), "jump"])
-                action = action if draw.random() < walk / WALKS else expert_of(ours).act("")
+                action = action if draw.random() < walk / WALKS else make_expert(ours).act("")
                 history, reward, done = theirs.step((_TEXT(action + "\n", True),))
                 step = await ours.step(action)
                 turns, solved = turns + 1, solved + step.success
@@ -86,7 +86,7 @@ async def _wordle(lmrl: Path) -> LmrlComparison:
         await ours.reset(f"wordle-{seed:03d}")
         theirs.reset(seed)
         while not done:
-            guess = draw.choice([expert_of(ours).act(""), " ".join(draw.choice(vocabulary.all_vocab)), "q q q q q"])
+            guess = draw.choice([make_expert(ours).act(""), " ".join(draw.choice(vocabulary.all_vocab)), "q q q q q"])
             history, reward, done = theirs.step((_TEXT("", False), _TEXT(guess, True)))
             step = await ours.step(guess)
             text = (history[-1].text.strip() and history[-1].text) or "invalid word"

@@ -19,7 +19,7 @@ from aiohttp import web
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym.doors import numbers_of
+from horizonrl.envs.agentgym.doors import number_tasks
 from tests.peers.agentgym.games import Game, door, play
 
 TASKS: Mapping[str, str] = {
@@ -68,7 +68,7 @@ async def drive(agentgym: Path, python: str, env_ids: Sequence[str], episodes: i
 async def _games(env_id: str, episodes: int) -> list[Game]:
     """Return the expert's games on the first test tasks that it solves."""
     tasks = registry.tasks(env_id, door(env_id).options)
-    numbers = numbers_of(env_id, tasks)
+    numbers = number_tasks(env_id, tasks)
     games: list[Game] = []
     for task in (task for task in tasks if task.split == "test"):
         if (game := await play(env_id, numbers[task.task_id])) is not None and game.solved:
@@ -103,13 +103,13 @@ def _difference(env_id: str, game: Game, entry: Mapping[str, Any]) -> str:
     total, expected = 0.0, [game.first]
     for reply, step in zip(game.replies, game.answers, strict=True):
         total += step.reward
-        expected += [reply, dialect.observed(step.observation)]
+        expected += [reply, dialect.write_observation(step.observation)]
     if env_id == "wordle" or (env_id == "maze" and texts[0].endswith(f"\n{game.first}")):
         expected[0] = texts[0]  # AgentGym's clients put the rules before the first observation, or in its place
     for turn, (there, here) in enumerate(zip(texts, expected, strict=False)):
         if there != here:
             return f"task {game.number}, text {turn}: {there[-200:]!r} and not {here[-200:]!r}"
-    answer = dialect.stepped(game.answers[-1], total)
+    answer = dialect.write_step(game.answers[-1], total)
     if len(texts) != len(expected) or entry["reward"] != answer[dialect.score]:
         return f"task {game.number}: {len(texts)} texts, reward {entry['reward']}; here {len(expected)}, {total}"
     return ""

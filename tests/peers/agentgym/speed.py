@@ -15,7 +15,7 @@ import uvloop
 
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym.doors import numbers_of
+from horizonrl.envs.agentgym.doors import number_tasks
 from horizonrl.envs.api import Environment
 from horizonrl.ops.bench.speed.envs import WORKERS, serving
 from horizonrl.ops.bench.table.rows import Request, Row, against_limit
@@ -93,7 +93,7 @@ async def _measure(env_id: str, request: Request) -> tuple[list[float], list[flo
 
 
 async def _games(env_id: str) -> list[Game]:
-    numbers = list(numbers_of(env_id, registry.tasks(env_id, door(env_id).options)).values())
+    numbers = list(number_tasks(env_id, registry.tasks(env_id, door(env_id).options)).values())
     count = GAMES[env_id]
     played = [await play(env_id, number) for number in islice(numbers[:: len(numbers) // count], count)]
     return [game for game in played if game is not None]

@@ -18,8 +18,8 @@ from aiohttp import ClientError, ClientSession
 
 from horizonrl.common.errors import EnvironmentFailure, RunFailed
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym.doors import numbers_of, task_named
-from horizonrl.envs.api import Expert, expert_of
+from horizonrl.envs.agentgym.doors import number_tasks, task_named
+from horizonrl.envs.api import Expert, make_expert
 from horizonrl.envs.worlds.textcraft.tasks import load_book
 from tests.peers.agentgym.bird import play_all, write_bird
 from tests.peers.agentgym.comparison import GameComparison
@@ -51,7 +51,7 @@ async def _compare_sql(agentgym: Path, python: str, env_id: str, episodes: int, 
 
 async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
     tasks = registry.tasks(env_id, door(env_id).options)
-    numbers = list(numbers_of(env_id, [task for task in tasks if task.split == "test"] or tasks).values())
+    numbers = list(number_tasks(env_id, [task for task in tasks if task.split == "test"] or tasks).values())
     if env_id == "textcraft":
         # Theirs depend on directory order and hash seed, so a split of ours means nothing there.
         numbers = list(range(len(tasks)))
@@ -85,7 +85,7 @@ async def _play(url: str, env_id: str, number: int, found: GameComparison) -> No
         found.episodes += 1
         found.same_goal += _goal(env_id, first) == _goal(env_id, own)
         found.same_first += _is_same_first(env_id, first, own)
-        total, observation, expert = 0.0, own, expert_of(here)
+        total, observation, expert = 0.0, own, make_expert(here)
         for _ in range(TURNS):
             reply = reply_of(door(env_id).dialect, _act(expert, observation, draw))
             theirs, ours = await there.step(reply), await answer(here, door(env_id).dialect, reply)

@@ -38,9 +38,9 @@ def assign_issue(world: World, draw: Random) -> Task:
 
 def open_issues_of_label(world: World, draw: Random) -> Task:
     name, label = draw.choice([*world.repos]), draw.choice(LABELS)
-    found = [issue for issue in world.repos[name].issues if issue.open and issue.label == label]
+    issues = [issue for issue in world.repos[name].issues if issue.open and issue.label == label]
     plan = (Click(name), Click("Issues"))
-    return Task(f"How many open issues of {name} have the label {label}?", plan, number(len(found)))
+    return Task(f"How many open issues of {name} have the label {label}?", plan, number(len(issues)))
 
 
 def author_of_issue(world: World, draw: Random) -> Task:

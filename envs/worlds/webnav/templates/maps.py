@@ -31,10 +31,10 @@ def nearest_of_kind(world: World, draw: Random) -> Task | None:
     place = draw.choice([*world.places.values()])
     kind = draw.choice(sorted({other.kind for other in world.places.values()} - {place.kind}))
     near = sorted(place.blocks_to(other) for other in world.places.values() if other is not place)[:9]
-    found = sorted((place.blocks_to(other), other.name) for other in world.of_kind(kind))
-    if found[0][0] not in near or (len(found) > 1 and found[0][0] == found[1][0]):
+    ranked = sorted((place.blocks_to(other), other.name) for other in world.of_kind(kind))
+    if ranked[0][0] not in near or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
         return None  # It is not listed, or there are two.
-    answer = including(found[0][1], (name for _, name in found))
+    answer = including(ranked[0][1], (name for _, name in ranked))
     return Task(f"Which {kind} is nearest to the {place.name}?", (*find_place(place), Click("Nearby")), answer)
 
 

@@ -14,13 +14,13 @@ def price_of_product(world: World, draw: Random) -> Task:
 
 
 def total_of_order(world: World, draw: Random) -> Task:
-    order = draw.choice(world.orders_of(ME))
+    order = draw.choice(world.list_orders(ME))
     plan = (Click("My Orders"), Click(f"Order {order.number}"))
     return Task(f"What is the total of my order {order.number}?", plan, number(f"{order.total_cents / 100:.2f}"))
 
 
 def status_of_order(world: World, draw: Random) -> Task:
-    order = draw.choice(world.orders_of(ME))
+    order = draw.choice(world.list_orders(ME))
     return Task(f"What is the status of my order {order.number}?", (Click("My Orders"),), exact(order.status))
 
 
@@ -34,7 +34,7 @@ def cheapest_of_category(world: World, draw: Random) -> Task:
 
 def author_of_review(world: World, draw: Random) -> Task:
     product = draw.choice([*world.products.values()])
-    review = draw.choice(world.reviews_of(product))
+    review = draw.choice(world.list_reviews(product))
     plan = (Type("Search", product.name, enter=True), Click(product.name))
     return Task(f"Who rated the {product.name} {review.stars} of 5?", plan, including(review.author, people(world)))
 
@@ -69,7 +69,7 @@ def change_phone(world: World, draw: Random) -> Task:
 
 
 def cancel_order(world: World, draw: Random) -> Task | None:
-    pending = [str(order.number) for order in world.orders_of(ME) if order.status == "pending"]
+    pending = [str(order.number) for order in world.list_orders(ME) if order.status == "pending"]
     if not pending:
         return None
     key = draw.choice(pending)
@@ -82,9 +82,9 @@ def cancel_order(world: World, draw: Random) -> Task | None:
 
 def orders_of_status(world: World, draw: Random) -> Task:
     status = draw.choice(STATUSES)
-    found = [order for order in world.orders.values() if order.status == status]
+    orders = [order for order in world.orders.values() if order.status == status]
     plan = (Click("Orders"), Click(status), Click("Filter"))
-    return Task(f"How many orders have the status {status}?", plan, number(len(found)))
+    return Task(f"How many orders have the status {status}?", plan, number(len(orders)))
 
 
 def customer_of_order(world: World, draw: Random) -> Task:

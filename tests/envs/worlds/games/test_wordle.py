@@ -9,7 +9,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
-from horizonrl.envs.worlds.games.wordle import AgentGymGuessing, Guessing, Wordle, best_guess, list_words, signs_of
+from horizonrl.envs.worlds.games.wordle import AgentGymGuessing, Guessing, Wordle, best_guess, list_words, mark_guess
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from horizonrl.envs.worlds.games.wordle import AgentGymGuessing, Guessing, Wordl
     ],
 )
 def test_a_letter_is_elsewhere_as_often_as_the_word_has_it_there(guess: str, word: str, signs: str) -> None:
-    assert signs_of(guess, word) == signs
+    assert mark_guess(guess, word) == signs
 
 
 def test_the_words_are_980_of_five_letters_and_25_of_them_are_for_tests() -> None:

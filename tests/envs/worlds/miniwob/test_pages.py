@@ -5,7 +5,7 @@ import pytest
 
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.envs.worlds.miniwob.expert import STRATEGIES, Node, read_page
-from horizonrl.envs.worlds.miniwob.pages import PAGES, find_pages, load_tasks, page_of
+from horizonrl.envs.worlds.miniwob.pages import PAGES, find_pages, load_tasks, page_path
 
 
 def test_every_page_has_20_tasks_to_train_and_5_to_test() -> None:
@@ -33,7 +33,7 @@ def test_missing_pages_are_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("task_id", ["", "click-test", "click-test-25", "click-test--1", "../core-1", "draw-line-0"])
 def test_a_task_that_does_not_exist_is_a_config_error(task_id: str) -> None:
     with pytest.raises(ConfigError, match="miniwob has no task"):
-        page_of(task_id)
+        page_path(task_id)
 
 
 def test_the_expert_reads_elements_and_texts() -> None:

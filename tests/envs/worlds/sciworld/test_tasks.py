@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from horizonrl.envs.worlds.sciworld import jvm
-from horizonrl.envs.worlds.sciworld.tasks import VARIATIONS, list_tasks, load_tasks, numbered
+from horizonrl.envs.worlds.sciworld.tasks import VARIATIONS, index_tasks, list_tasks, load_tasks
 
 
 def test_the_splits_have_agentgyms_sizes_and_every_family() -> None:
@@ -18,8 +18,11 @@ def test_a_number_is_a_variation_in_agentgyms_order() -> None:
     for task in load_tasks().values():
         if task.name == "use-thermometer":
             assert int(task.spec.task_id) == 120 + task.variation
-    assert len(load_tasks()) < len(numbered()) == sum(count for _, count, _ in VARIATIONS) == 4_639
-    assert (numbered()["80"].name, numbered()["80"].variation) == ("freeze", 20)  # is not listed, and can be played
+    assert len(load_tasks()) < len(index_tasks()) == sum(count for _, count, _ in VARIATIONS) == 4_639
+    assert (index_tasks()["80"].name, index_tasks()["80"].variation) == (
+        "freeze",
+        20,
+    )  # is not listed, and can be played
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="ScienceWorld's simulator needs Java")

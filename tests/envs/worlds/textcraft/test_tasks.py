@@ -36,7 +36,7 @@ def test_the_splits_hold_444_and_100_tasks_of_the_published_mix() -> None:
 
 def test_a_task_id_names_its_goal() -> None:
     for task in tasks.load_tasks():
-        assert tasks.task_id_of(tasks.goal_of(task.task_id)) == task.task_id
+        assert tasks.make_task_id(tasks.parse_goal(task.task_id)) == task.task_id
         assert task.task_id.isidentifier()
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from horizonrl.envs import registry
 from horizonrl.envs.check import check
-from horizonrl.envs.game import drawn
+from horizonrl.envs.game import random_for
 from horizonrl.envs.worlds.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.worlds.tools.env import Errand
 from horizonrl.envs.worlds.tools.toolbox import Domain, Problem, call
@@ -28,7 +28,7 @@ def test_the_expert_solves_every_problem_for_the_whole_reward(env_id: str) -> No
     assert len(registry.tasks(env_id)) == COUNTS[env_id]
     assert len(registry.select(env_id, "test")) == 20
     for task in registry.tasks(env_id):
-        game = Errand(domain.make(task.category, drawn(task.task_id)), domain)
+        game = Errand(domain.make(task.category, random_for(task.task_id)), domain)
         steps = [game.follow(game.advise().action)]
         while not steps[-1].terminated:
             assert len(steps) < 20, task
