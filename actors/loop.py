@@ -94,7 +94,7 @@ class ActorLoop:
                     serving.add(task := group.create_task(self._serve(lease)))
                     task.add_done_callback(serving.discard)
             log.info("drain_started", deadline_s=self.settings.drain_s)
-            late = await self._drained(serving)
+            late = await self._drain(serving)
             # After the deadline a ticket is given back rather than left to expire: another actor has it at once, and
             # not only after `broker.ack_wait_s`.
             for task in (*late, *background):
@@ -107,7 +107,7 @@ class ActorLoop:
             self._freed.clear()
             await self._freed.wait()
 
-    async def _drained(self, serving: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    async def _drain(self, serving: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
         """Wait up to `drain_s` for the tickets that are being served; return those that are not finished."""
         # asyncio.wait rejects an empty set.
         return (await asyncio.wait(set(serving), timeout=self.settings.drain_s))[1] if serving else set()
@@ -268,9 +268,9 @@ class ActorLoop:
     async def _play(self, ticket: Ticket, index: int) -> Episode:
         env_id = ticket.task.env_id
         if env_id not in self.rollouts:
-            known = ", ".join(self.rollouts)
+            env_ids = ", ".join(self.rollouts)
             # Broken, not raised: the ticket goes back to the queue, and another actor may play this environment.
-            return broken(index, f"this actor plays {known}, not {env_id}: start its actors with the run's recipe")
+            return broken(index, f"this actor plays {env_ids}, not {env_id}: start its actors with the run's recipe")
         return await play(partial(self.make_environment, env_id), self.rollouts[env_id], ticket, index)
 
     def _count_running(self, change: int) -> None:

@@ -14,12 +14,12 @@ _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 
 def visible_gpus(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists."""
-    given = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
+    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
         # As CUDA reads it: the first name that is none (-1, NoDevFiles, an empty one) ends the list.
-        return tuple(takewhile(_GPU.fullmatch, (name.strip() for name in given.split(","))))
+        return tuple(takewhile(_GPU.fullmatch, (name.strip() for name in visible.split(","))))
     # Not torch: the console starts without it, and CUDA in this process would take memory on every GPU.
-    return _listed(ask_nvidia_smi("-L"))
+    return _split_list(ask_nvidia_smi("-L"))
 
 
 def ask_nvidia_smi(*arguments: str) -> str:
@@ -57,7 +57,7 @@ def _refusal(torch: Any) -> str:
     return "it sees none"
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     """Return the GPUs of `nvidia-smi -L`: by number, or by id where a GPU is divided into slices (MIG)."""
     if "MIG-" not in text:
         return tuple(str(number) for number in range(len(re.findall(r"^GPU ", text, re.MULTILINE))))

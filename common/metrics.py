@@ -352,14 +352,14 @@ class Metrics:
     def _start_at_zero(self, metric: Metric) -> None:
         child = self._metric(metric.name)
         values = [self._values(metric, label) for label in metric.labels]
-        for row in product(*(each for each in values if each is not None)):
+        for row in product(*(axis for axis in values if axis is not None)):
             # Without a known list of values, a series can only begin with its first event.
             if row and len(row) == len(metric.labels):
                 child.labels(*row)
 
     def _values(self, metric: Metric, label: str) -> Collection[str] | None:
         """Return the values that a label may take, None for any."""
-        known: Mapping[str, Collection[str] | None] = {
+        allowed: Mapping[str, Collection[str] | None] = {
             "env": self._env_ids,
             "category": None,  # at most MAX_CATEGORIES of them: the learner refuses more
             "kind": tuple(Kind),
@@ -369,7 +369,7 @@ class Metrics:
             "end": GROUP_ENDS,
             "stop": tuple(StopReason),
         }
-        return known[label]
+        return allowed[label]
 
     def _metric(self, name: str) -> Counter | Gauge | Histogram:
         if name not in self._metrics:
@@ -390,13 +390,13 @@ class Metrics:
         key = (name, *labels.items())
         child = self._children.get(key)
         if child is None:
-            bounded = self._bounded(name, labels)
+            bounded = self._bound_labels(name, labels)
             child = metric.labels(**bounded)
             if bounded == labels:  # what is counted as "other" may be anything, and would fill the memory
                 self._children[key] = child
         return cast(M, child)
 
-    def _bounded(self, name: str, labels: Mapping[str, str]) -> dict[str, str]:
+    def _bound_labels(self, name: str, labels: Mapping[str, str]) -> dict[str, str]:
         allowed = {label: self._values(self._declared[name], label) for label in labels}
         return {
             label: value if (values := allowed[label]) is None or value in values else OTHER

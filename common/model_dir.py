@@ -34,7 +34,7 @@ def weight_files(model_dir: Path) -> list[Path]:
     where transformers and vLLM would not read the same files, and where there are none.
     """
     index, single = model_dir / INDEX, model_dir / SINGLE
-    files = _indexed(index) if index.is_file() else [single]
+    files = _read_index(index) if index.is_file() else [single]
     if missing := [file.name for file in files if not file.is_file()]:
         raise ConfigError(f"{str(model_dir)!r} has no {missing[0]}: not a model's directory, or not fetched whole")
     # transformers prefers the single file to an index, vLLM the index; and without an index vLLM reads every file.
@@ -180,7 +180,7 @@ def _original(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
     return rope.get(key) or config.get(key)
 
 
-def _indexed(index: Path) -> list[Path]:
+def _read_index(index: Path) -> list[Path]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         return [index.parent / name for name in sorted(names)]

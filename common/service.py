@@ -281,14 +281,14 @@ async def until_stopped(work: Awaitable[object], stopping: asyncio.Event) -> Non
     """Run `work` until it returns or `stopping` is set; then cancel it and wait for it to end."""
     # The group raises what `work` raised, and waits until both tasks have really ended.
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(_awaited(work))
-        stop = group.create_task(_awaited(stopping.wait()))
+        task = group.create_task(_await(work))
+        stop = group.create_task(_await(stopping.wait()))
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
         task.cancel()
         stop.cancel()
 
 
-async def _awaited(awaitable: Awaitable[object]) -> None:
+async def _await(awaitable: Awaitable[object]) -> None:
     # `create_task` takes a coroutine, and `work` may be any awaitable.
     await awaitable
 
@@ -339,6 +339,6 @@ def _message(error: BaseException, run_dir: Path | None) -> str | None:
     if isinstance(error, HorizonError):
         return str(error)
     if isinstance(error, OSError) and error.errno in DISK_FULL:
-        place = error.filename or run_dir or "the run directory or the folder of temporary files"
-        return f"{error.strerror}: {place}; free some space and start the same command again, the run will resume"
+        path = error.filename or run_dir or "the run directory or the folder of temporary files"
+        return f"{error.strerror}: {path}; free some space and start the same command again, the run will resume"
     return None

@@ -35,10 +35,10 @@ MAX_FINGERPRINT, MAX_SHARED_KEYS = 64, 256
 Ranges = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=MAX_SPANS, fail_fast=True)]
 
 
-def _few(given: object) -> object:
-    if isinstance(given, dict) and len(given) > MAX_ENTRIES:
-        raise ValueError(f"{len(given)} entries, at most {MAX_ENTRIES}")
-    return given
+def _few(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"{len(value)} entries, at most {MAX_ENTRIES}")
+    return value
 
 
 Few = BeforeValidator(_few)
@@ -160,8 +160,8 @@ class Progress(Record):
         """Return whether the learner has read the end of a ticket."""
         # Tickets end out of order. One number and a few ranges say which, however long the run is.
         ranges = self.ended_ranges.get(kind, ())
-        place = bisect_right(ranges, number, key=itemgetter(0)) - 1
-        return number < self.lowest_unsettled.get(kind, 0) or (place >= 0 and number <= ranges[place][1])
+        index = bisect_right(ranges, number, key=itemgetter(0)) - 1
+        return number < self.lowest_unsettled.get(kind, 0) or (index >= 0 and number <= ranges[index][1])
 
     def tells(self, kind: Kind, number: int) -> bool:
         """Return whether the record says of a ticket if it has ended. It holds the lowest MAX_SPANS ranges."""

@@ -51,7 +51,7 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     """
     count = len(differences) + 2
     middle = sum(differences) / count
-    variance = (sum(each * each for each in differences) + 2) / count - middle * middle
+    variance = (sum(difference * difference for difference in differences) + 2) / count - middle * middle
     half = Z_95 * math.sqrt(variance / count)
     return max(-1.0, middle - half), min(1.0, middle + half)
 

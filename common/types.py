@@ -204,7 +204,7 @@ class Branch(Record):
     prompt: LongText = ""
 
     @model_validator(mode="after")
-    def _rendered(self) -> Self:
+    def _check_rendered(self) -> Self:
         if not self.prompt_ids:
             raise ValueError("a branch begins with a prompt")
         return self
@@ -234,7 +234,7 @@ class Turn(Record):
     """A digest of the environment's state in which the turn was taken; empty if the environment names none."""
 
     @model_validator(mode="after")
-    def _aligned(self) -> Self:
+    def _check_aligned(self) -> Self:
         tokens = len(self.output_ids)
         if tokens == 0:
             raise ValueError("a turn has at least one generated token")
@@ -280,7 +280,7 @@ class Episode(Record):
     """Why the last of them was refused."""
 
     @model_validator(mode="after")
-    def _attributed(self) -> Self:
+    def _check_versions(self) -> Self:
         if self.stop.broken and not self.error:
             raise ValueError(f"an episode that stopped with {self.stop.value} must say what broke in `error`")
         # A valid episode without a turn has nothing to train, but would count in the baseline.
@@ -291,7 +291,7 @@ class Episode(Record):
         return self
 
     @model_validator(mode="after")
-    def _branched(self) -> Self:
+    def _check_branches(self) -> Self:
         # The last turn of each branch: a dict keeps the last value of a key.
         last = {turn.branch: turn for turn in self.turns}
         if max(last, default=0) > len(self.branches):
@@ -312,8 +312,8 @@ class Episode(Record):
     def by_branch(self) -> list[tuple[tuple[int, ...], list[tuple[int, Turn]]]]:
         """Return the prompt ids of each branch and its turns, each with its place in the episode."""
         turns: list[list[tuple[int, Turn]]] = [[] for _ in range(len(self.branches) + 1)]
-        for place, turn in enumerate(self.turns):
-            turns[turn.branch].append((place, turn))
+        for index, turn in enumerate(self.turns):
+            turns[turn.branch].append((index, turn))
         return list(zip((self.prompt_ids, *(branch.prompt_ids for branch in self.branches)), turns, strict=True))
 
     @property

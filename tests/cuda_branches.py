@@ -106,9 +106,7 @@ BRANCHES: dict[str, tuple[str, ...]] = {
         f"{_TENSORS}::test_a_gpus_weights_are_copied_into_pinned_memory",
         f"{_HOST}::test_a_model_on_a_cpu_is_not_copied",
     ),
-    "learner.engine.host_memory:_pinned pin_memory": (
-        f"{_TENSORS}::test_a_gpus_weights_are_copied_into_pinned_memory",
-    ),
+    "learner.engine.host_memory:_pin pin_memory": (f"{_TENSORS}::test_a_gpus_weights_are_copied_into_pinned_memory",),
     "learner.engine.lora:merged device.type": (
         f"{_TENSORS}::test_adapters_are_merged_where_the_weights_are",
         "learner/engine/test_lora.py::test_torch_and_numba_merge_to_the_same_bits",

@@ -98,9 +98,9 @@ class Disguise:
         self._ends = {token[start:] for token in self._special for start in range(1, len(token))}
         self._longest = max(map(len, self._special), default=0)
 
-    def mark_for(self, given: Iterable[ChatMessage | Mapping[str, Any]]) -> str:
+    def mark_for(self, messages: Iterable[ChatMessage | Mapping[str, Any]]) -> str:
         """Return a character that does not occur in these messages and tools. Raises ConfigError if all do."""
-        written = "".join(map(repr, given))
+        written = "".join(map(repr, messages))
         # `repr` spells private characters as escapes.
         mark = next((mark for mark in MARKS if f"\\u{ord(mark):04x}" not in written), None)
         if mark is None:

@@ -90,7 +90,7 @@ class ChatTemplate:
         self._disguise, self._tool_disguise = Disguise(special | talk), Disguise(self._special)
         self._inside, self._inside_turn = _inside(self._special.keys() - special), _inside(talk - special)
         self._special_text = _as_written({str(token): token for _, token in tokens if str(token) in self._special})
-        self._problem = lru_cache(self._problem_of)
+        self._problem = lru_cache(self._find_problem)
         # Before the first ticket: a text that the tokenizer changes would be changed in every episode of the run.
         if problem := self._problem(("user",)) or self._system_problem():
             raise ConfigError(problem)
@@ -150,7 +150,7 @@ class ChatTemplate:
 
         Raises ConfigError for tools that the template cannot show, and for a conversation that it refuses.
         """
-        return self._encode(*self._marked(messages, tools))
+        return self._encode(*self._mark(messages, tools))
 
     def extend(self, last_output_ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Return the ids that follow a generation: its turn's end unless sampled, the messages, the next prompt.
@@ -162,7 +162,7 @@ class ChatTemplate:
             raise ConfigError(problem)
         # The last generation is an argument, not a text to encode: sampled ids are never edited (token exactness).
         mark = self._disguise.mark_for(messages)
-        text = self._written((ChatMessage("user", USER), ChatMessage("assistant", ANSWER), *messages), (), mark)
+        text = self._write((ChatMessage("user", USER), ChatMessage("assistant", ANSWER), *messages), (), mark)
         # Cut out of a whole conversation: a template may render the last turn in another way than the ones before.
         tail = text.partition(ANSWER)[2]
         last = tuple(last_output_ids[-1:])
@@ -181,7 +181,7 @@ class ChatTemplate:
         """
         if self.exceeds("\n".join(message.content for message in messages), tokens):
             return True
-        text, mark = self._marked(messages, tools)
+        text, mark = self._mark(messages, tools)
         return self.exceeds(text.replace(mark, ""), tokens)
 
     def exceeds(self, text: str, tokens: int) -> bool:
@@ -221,8 +221,8 @@ class ChatTemplate:
         """Return the ids of an assistant's message as the template writes it, calls and all, with the end of turn."""
         mark = self._disguise.mark_for((reply,))
         user, results = ChatMessage("user", USER), stand_ins(("tool",) * len(reply.calls) or ("user",))
-        prompt = self._written((user,), ())
-        text = self._written((user, reply, *results), (), mark)
+        prompt = self._write((user,), ())
+        text = self._write((user, reply, *results), (), mark)
         tail = self._tail(tuple(message.role for message in results), (user,), ())
         if not text.startswith(prompt) or not text.endswith(tail):
             raise ConfigError("the chat template writes a reply in another way than it asks for one")
@@ -235,7 +235,7 @@ class ChatTemplate:
     def thought(self) -> str:
         """The tag of a thought that the generation prompt has begun; a reply goes on inside it. Else empty."""
         # A closing tag that is a special token is missing from decoded text, where everything would be a thought.
-        prompt = self._written((ChatMessage("user", USER),), ())
+        prompt = self._write((ChatMessage("user", USER),), ())
         return THINK if prompt.rstrip().endswith(THINK) and THOUGHT not in self._special else ""
 
     @cached_property
@@ -253,15 +253,15 @@ class ChatTemplate:
         ids = (self.end_of_turn, self.tokenizer.eos_token_id, *self._end_ids)
         return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
 
-    def _marked(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[str, str]:
+    def _mark(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[str, str]:
         """Return the template's text of a whole conversation, and the mark that breaks what its contents spell."""
         # A template that ignores tools would let the policy guess at them.
         if tools and self.tools_problem:
             raise ConfigError(self.tools_problem)
         mark = self._disguise.mark_for((*messages, *tools))
-        return self._written(messages, tools, mark), mark
+        return self._write(messages, tools, mark), mark
 
-    def _written(self, messages: Sequence[ChatMessage], tools: Tools, mark: str = "") -> str:
+    def _write(self, messages: Sequence[ChatMessage], tools: Tools, mark: str = "") -> str:
         """Return the template's text. Special tokens that contents spell are broken by the mark."""
         from jinja2 import TemplateError  # comes with the templates
 
@@ -269,10 +269,10 @@ class ChatTemplate:
             (self._tool_disguise if entry["role"] == "tool" else self._disguise).hide(entry, mark)
             for entry in as_template_reads(messages)
         ]
-        given = self._tool_disguise.hide(list(tools), mark) or None
+        shown_tools = self._tool_disguise.hide(list(tools), mark) or None
         try:
             text = self.tokenizer.apply_chat_template(
-                conversation, tools=given, add_generation_prompt=True, tokenize=False
+                conversation, tools=shown_tools, add_generation_prompt=True, tokenize=False
             )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(message.role for message in messages[:8])
@@ -332,7 +332,7 @@ class ChatTemplate:
 
         def named(*messages: ChatMessage, tools: Tools = ()) -> set[str]:
             try:
-                text = self._written(messages, tools)
+                text = self._write(messages, tools)
             except ConfigError:  # what it refuses is never rendered
                 return set()
             return {token for token in tokens if token in text}
@@ -342,19 +342,19 @@ class ChatTemplate:
     def _tail(self, shape: Sequence[str], before: Sequence[ChatMessage], tools: Tools) -> str:
         """Return what the template writes after an assistant's content. Raises ConfigError if it is not appended."""
         after = stand_ins(shape)
-        whole = self._written((*before, ChatMessage("assistant", ANSWER), *after), tools)
+        whole = self._write((*before, ChatMessage("assistant", ANSWER), *after), tools)
         head, answered, tail = whole.partition(ANSWER)
         missing = ["assistant"] * (not answered) + [m.role for m in after if m.content not in tail]
         if missing:
             raise ConfigError(f"the chat template leaves out {missing[0]} messages: it cannot hold a conversation")
-        prompt, last = self._written(before, tools), before[-1].content
+        prompt, last = self._write(before, tools), before[-1].content
         if not head.startswith(prompt[: prompt.rfind(last) + len(last)]):
             raise ConfigError(
                 f"the chat template changes what it wrote before when {' and '.join(shape)} messages follow"
             )
         return tail
 
-    def _problem_of(self, shape: tuple[str, ...]) -> str:
+    def _find_problem(self, shape: tuple[str, ...]) -> str:
         """Return why messages of these roles cannot follow a generation; empty if they can.
 
         They can if what the template appends depends neither on the conversation so far, nor on its calls and tools.
@@ -384,14 +384,14 @@ class ChatTemplate:
         user, results = ChatMessage("user", USER), stand_ins(shape)
         try:
             calling = ChatMessage("assistant", ANSWER, (CALL,) * shape.count("tool"))
-            return self._written((user, calling, *results), (TOOL,))
+            return self._write((user, calling, *results), (TOOL,))
         except ConfigError:  # a template of one call a turn, whose policy may write two all the same
-            return self._written((user, ChatMessage("assistant", ANSWER, (CALL,)), *results), (TOOL,))
+            return self._write((user, ChatMessage("assistant", ANSWER, (CALL,)), *results), (TOOL,))
 
     def _system_problem(self) -> str:
         messages = (ChatMessage("system", SYSTEM), ChatMessage("user", USER))
         try:
-            lost = SYSTEM not in self._written(messages, ())
+            lost = SYSTEM not in self._write(messages, ())
         except ConfigError:  # it says so itself when one is given
             return ""
         return "the chat template leaves out system messages: it cannot hold a conversation" if lost else ""
@@ -399,7 +399,7 @@ class ChatTemplate:
     def _tools_problem(self) -> str:
         user, calling = ChatMessage("user", USER), ChatMessage("assistant", ANSWER, (CALL,))
         try:
-            text = self._written((user, calling, ChatMessage("tool", "⟦result⟧")), (TOOL,))
+            text = self._write((user, calling, ChatMessage("tool", "⟦result⟧")), (TOOL,))
             if "⟦description⟧" not in text:
                 return "the chat template shows no tools: take a model whose template does, or another action format"
             if "⟦argument⟧" not in text:
@@ -421,7 +421,7 @@ class ChatTemplate:
         if ours != list(theirs):
             raise ConfigError(
                 "this tokenizer encodes a text between special tokens in another way than the same text by itself: "
-                f"{self._written(conversation, ())!r} became {self._decode(ours, skip_special_tokens=False)!r}"
+                f"{self._write(conversation, ())!r} became {self._decode(ours, skip_special_tokens=False)!r}"
             )
 
 
@@ -456,4 +456,4 @@ def _inside(tokens: Iterable[str]) -> re.Pattern[str]:
 
 def stand_ins(shape: Sequence[str]) -> tuple[ChatMessage, ...]:
     """Return messages of these roles, each with a content of its own."""
-    return tuple(ChatMessage(role, f"⟦{place}⟧") for place, role in enumerate(shape))  # type: ignore[arg-type]
+    return tuple(ChatMessage(role, f"⟦{index}⟧") for index, role in enumerate(shape))  # type: ignore[arg-type]

@@ -120,8 +120,8 @@ class Endpoint:
 
         async def attempt() -> Reply:  # without arguments: what is retried is logged with them
             limit = {self._limit_key: body["max_tokens"]}
-            given = {"model": self._settings.model, **{k: v for k, v in body.items() if k != "max_tokens"}, **limit}
-            return await self._post(route, reply, {name: value for name, value in given.items() if value is not None})
+            request = {"model": self._settings.model, **{k: v for k, v in body.items() if k != "max_tokens"}, **limit}
+            return await self._post(route, reply, {name: value for name, value in request.items() if value is not None})
 
         return await self._repeat(attempt)
 
@@ -145,14 +145,14 @@ class Endpoint:
             return reply.model_validate_json(text)
         except ValidationError as error:
             wrong = error.errors()[0]
-            place = ".".join(map(str, wrong["loc"])) or "the whole"
+            key = ".".join(map(str, wrong["loc"])) or "the whole"
             raise PolicyFailure(
-                f"{self.description} answered with something else than a completion ({place}: {wrong['msg']}): "
-                f"{self._quoted(text)}"
+                f"{self.description} answered with something else than a completion ({key}: {wrong['msg']}): "
+                f"{self._quote(text)}"
             ) from None
 
     def _refusal(self, status: int, retry_after: str | None, text: str) -> PolicyFailure:
-        sentence = f"{self.description} answered {status}: {self._quoted(text)}"
+        sentence = f"{self.description} answered {status}: {self._quote(text)}"
         if status in REFUSED:
             return EngineDead(f"{sentence}. Check the key's environment variable, the URL and the model's name")
         if status in PASSING:
@@ -162,7 +162,7 @@ class Endpoint:
             return ContextFull(sentence)
         return PolicyFailure(sentence)
 
-    def _quoted(self, text: str) -> str:
+    def _quote(self, text: str) -> str:
         """Return the beginning of a reply without the key, which some endpoints repeat."""
         key = self._settings.key.get_secret_value() if self._settings.key else None
         return (text.replace(key, "***") if key else text)[:300]

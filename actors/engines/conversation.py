@@ -118,4 +118,4 @@ class Conversation:
         return (len(self.messages),)
 
     def _messages_at(self, ids: Sequence[int]) -> list[dict[str, str]]:
-        return [self.messages[place - 1] for place in ids if place != COUNTED]
+        return [self.messages[index - 1] for index in ids if index != COUNTED]

@@ -278,7 +278,7 @@ class VllmPolicy:
 
         size = self._engine.vllm_config.model_config.get_vocab_size()
         tokens = min(SCORED_TOKENS, self.max_context_tokens - 1)
-        ids = [place * size // tokens for place in range(tokens)]
+        ids = [index * size // tokens for index in range(tokens)]
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs = self._engine.generate({"prompt_token_ids": ids}, params, str(next(self._numbers)))
         scored = [output async for output in outputs][-1].prompt_logprobs

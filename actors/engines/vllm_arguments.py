@@ -42,17 +42,17 @@ REFUSED = {
 """Arguments that a recipe may not set, with the reason."""
 
 
-def checked(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def checked(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """Return the arguments of `[actor.vllm]`. Raises ConfigError for one that is unknown, set elsewhere or unsound."""
     names = set(known)
-    for name in given:
+    for name in arguments:
         if name in OWN:
             raise ConfigError(f"actor.vllm.{name} is set by {OWN[name]}: give that key instead")
         if name in REFUSED:
             raise ConfigError(f"actor.vllm.{name} cannot be set: {REFUSED[name]}")
         if name not in names:
             raise ConfigError(f"actor.vllm.{name} is no argument of this vLLM's engine{did_you_mean(name, names)}")
-    return dict(given)
+    return dict(arguments)
 
 
 def engine_options(settings: InferenceSettings, on_cpu: bool) -> dict[str, Any]:

@@ -55,20 +55,20 @@ class VllmParser:
         # Not in the fields: vLLM's protocol is pydantic, and fills each tool in.
         request = ChatCompletionRequest.model_validate({"messages": [], "tools": list(tools), "tool_choice": "auto"})
         try:
-            found = self.parser(self.tokenizer, request.tools).extract_tool_calls(answer, request)
+            parsed = self.parser(self.tokenizer, request.tools).extract_tool_calls(answer, request)
         except Exception:  # noqa: BLE001 - the boundary to parsers of many hands: what makes one fail is no call
             return whole_or_text(text, CallSyntax(), "", ())
-        calls = [ToolCall(call.function.name, call.function.arguments) for call in found.tool_calls]
-        return whole_or_text(text, self.syntax, (found.content or "").strip(), calls)
+        calls = [ToolCall(call.function.name, call.function.arguments) for call in parsed.tool_calls]
+        return whole_or_text(text, self.syntax, (parsed.content or "").strip(), calls)
 
 
 def find_parser(chat: ChatTemplate, name: str | None = None) -> ToolParser:
     """Return the parser of that name, or the first one that reads what the chat template writes. Raises ConfigError."""
-    known = sorted(ToolParserManager.list_registered())
-    if name is not None and name not in known:
-        raise ConfigError(f"vLLM has no tool parser {name!r}{did_you_mean(name, known)} Known: {', '.join(known)}")
+    parsers = sorted(ToolParserManager.list_registered())
+    if name is not None and name not in parsers:
+        raise ConfigError(f"vLLM has no tool parser {name!r}{did_you_mean(name, parsers)} Known: {', '.join(parsers)}")
     syntax, tokenizer = CallSyntax.of(chat), cast(Any, chat.tokenizer)
-    for family in (name,) if name is not None else (family for family in FAMILIES if family in known):
+    for family in (name,) if name is not None else (family for family in FAMILIES if family in parsers):
         try:
             # A family's parser refuses a tokenizer that lacks its tokens.
             made = ToolParserManager.get_tool_parser(family)

@@ -99,12 +99,12 @@ class WeightsExtension:
                 compared += 1
                 covered.update(parts)
                 owner, _, leaf = name.rpartition(".")
-                own = torch.cat(own_parts(layers[owner], [tensors[part] for part in parts]))
+                merged = torch.cat(own_parts(layers[owner], [tensors[part] for part in parts]))
                 # vLLM packs a convolution's weight where the CPU has bfloat16, and keeps the plain one of [D, width].
                 plain = getattr(layers[owner], "_cpu_unpacked_conv_weight", None) if leaf == "weight" else None
-                held = parameter if plain is None else plain.view_as(own)
+                held = parameter if plain is None else plain.view_as(merged)
                 # vLLM pads the vocabulary, so its embedding has more rows than the file.
-                if not torch.equal(held[: len(own)].cpu(), own.to(held.dtype)):
+                if not torch.equal(held[: len(merged)].cpu(), merged.to(held.dtype)):
                     stale.append(name)
         return {"stale": stale, "compared": compared, "uncovered": sorted(tensors.keys() - covered)}
 
@@ -150,7 +150,7 @@ def own_parts(layer: Any, weights: list[Tensor]) -> list[Tensor]:
         # With more workers than key-value heads, several of them keep the same head.
         shared = layer.num_kv_head_replicas
         places = [(rank, workers), *[(rank // shared, workers // shared)] * 2]
-        return [weight.chunk(count)[place] for weight, (place, count) in zip(weights, places, strict=True)]
+        return [weight.chunk(count)[index] for weight, (index, count) in zip(weights, places, strict=True)]
     if "ColumnParallelLinear" in kinds:
         return [weight.chunk(workers)[rank] for weight in weights]
     return weights

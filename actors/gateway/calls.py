@@ -126,29 +126,29 @@ def ignored_parameters(body: dict[str, Any], messages: Sequence[ChatMessage]) ->
 
     Sampling is the ticket's, and nothing may constrain the behaviour policy that the learner's does not know of.
     """
-    found = [name for name, value in body.items() if value is not None and _has_no_effect(name, value)]
+    ignored = [name for name, value in body.items() if value is not None and _has_no_effect(name, value)]
     if isinstance(choice := body.get("tool_choice"), dict) or choice == "required":
-        found.append("tool_choice")
-    found += {f"tools.{tool['type']}" for tool in body.get("tools") or () if _is_hosted(tool)}
+        ignored.append("tool_choice")
+    ignored += {f"tools.{tool['type']}" for tool in body.get("tools") or () if _is_hosted(tool)}
     if messages[-1].role == "assistant":  # the policy begins a reply, and goes on with none
-        found.append("prefill")
-    return tuple(sorted(found))
+        ignored.append("prefill")
+    return tuple(sorted(ignored))
 
 
 def _has_no_effect(name: str, value: Any) -> bool:
     return value not in NEUTRAL[name] if name in NEUTRAL else name not in ACCEPTED
 
 
-def make_tools(given: Any, nested: bool) -> Tools:
+def make_tools(tools: Any, nested: bool) -> Tools:
     """Return declared functions in Chat Completions' form; `nested` tells it from that of Responses.
 
     Tools of other types, which a provider would run or read in a way of its own, are left out.
     """
-    if given is None:
+    if tools is None:
         return ()
-    if not isinstance(given, list):
+    if not isinstance(tools, list):
         raise CallRefused(400, "invalid_request", "tools is no list", "tools")
-    return tuple(_tool(tool, nested) for tool in given if not _is_hosted(tool))
+    return tuple(_tool(tool, nested) for tool in tools if not _is_hosted(tool))
 
 
 def _is_hosted(tool: Any) -> bool:
@@ -156,11 +156,11 @@ def _is_hosted(tool: Any) -> bool:
     return isinstance(kind, str) and kind != "function"
 
 
-def _tool(given: Any, nested: bool) -> dict[str, Any]:
-    function = given.get("function") if nested and isinstance(given, dict) else given
-    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(function, dict):
+def _tool(tool: Any, nested: bool) -> dict[str, Any]:
+    function = tool.get("function") if nested and isinstance(tool, dict) else tool
+    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(function, dict):
         form = '{"type": "function", "function": {"name": ...}}' if nested else '{"type": "function", "name": ...}'
-        raise CallRefused(400, "invalid_request", f"a tool has the form {form}, not {given!r:.100}", "tools")
+        raise CallRefused(400, "invalid_request", f"a tool has the form {form}, not {tool!r:.100}", "tools")
     if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters") or {}, dict):
         raise CallRefused(400, "invalid_request", "a tool's function has a name and a schema of parameters", "tools")
     if not isinstance(function.get("description") or "", str):
@@ -199,7 +199,7 @@ def clean(text: str) -> str:
 
 def in_order_of_calls(call_ids: Sequence[str], results: Sequence[tuple[str, ChatMessage]]) -> list[ChatMessage]:
     """Return tool messages in the order of the calls that they answer, if these are known."""
-    known = {call_id: place for place, call_id in enumerate(call_ids)}
-    if all(call_id in known for call_id, _ in results):
-        results = sorted(results, key=lambda result: known[result[0]])
+    index_by_id = {call_id: index for index, call_id in enumerate(call_ids)}
+    if all(call_id in index_by_id for call_id, _ in results):
+        results = sorted(results, key=lambda result: index_by_id[result[0]])
     return [message for _, message in results]

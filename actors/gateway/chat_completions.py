@@ -97,9 +97,9 @@ def conversation(given: Any, replies: Replies) -> tuple[ChatMessage, ...]:
     return (*messages, *in_order_of_calls(call_ids, results))
 
 
-def _names_speakers(given: list[dict[str, Any]]) -> bool:
+def _names_speakers(messages: list[dict[str, Any]]) -> bool:
     # Templates have no place for them. A result's name is that of its call, which is known.
-    return any(one.get("name") for one in given if one["role"] != "tool")
+    return any(one.get("name") for one in messages if one["role"] != "tool")
 
 
 def _reply(one: Mapping[str, Any], calls: list[Any]) -> ChatMessage:
@@ -109,10 +109,10 @@ def _reply(one: Mapping[str, Any], calls: list[Any]) -> ChatMessage:
     return ChatMessage("assistant", text_of(one.get("content")), tuple(map(_call, calls)), clean(reasoning))
 
 
-def _call(given: Any) -> ToolCall:
-    function = given.get("function") if isinstance(given, dict) else None
+def _call(call: Any) -> ToolCall:
+    function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise CallRefused(400, "invalid_request", f"a tool call has a function with a name, not {given!r:.100}")
+        raise CallRefused(400, "invalid_request", f"a tool call has a function with a name, not {call!r:.100}")
     arguments = function.get("arguments") or ""
     return ToolCall(clean(function["name"]), clean(arguments if isinstance(arguments, str) else json.dumps(arguments)))
 
@@ -123,7 +123,7 @@ def reply_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
-        message["tool_calls"] = _calls_of(answer, reply_id)
+        message["tool_calls"] = _write_calls(answer, reply_id)
     elif not answer.content:
         message["content"] = ""
     choice = {"index": 0, "message": message, "logprobs": _logprobs(answer, body), "finish_reason": answer.finish}
@@ -147,8 +147,8 @@ def events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> Iterato
         yield chunk({"reasoning_content": answer.reasoning})
     if answer.content:
         yield chunk({"content": answer.content}, logprobs=_logprobs(answer, body))
-    for place, call in enumerate(_calls_of(answer, reply_id)):
-        yield chunk({"tool_calls": [{"index": place, **call}]})
+    for index, call in enumerate(_write_calls(answer, reply_id)):
+        yield chunk({"tool_calls": [{"index": index, **call}]})
     yield chunk({}, answer.finish, horizonrl=marks(answer))
     if (body.get("stream_options") or {}).get("include_usage"):
         yield sse(envelope | {"choices": [], "usage": usage(answer)})
@@ -182,14 +182,14 @@ def _envelope(reply_id: str, body: Mapping[str, Any], kind: str) -> dict[str, An
     }
 
 
-def _calls_of(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
+def _write_calls(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"call_{reply_id}_{place}",
+            "id": f"call_{reply_id}_{index}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
-        for place, call in enumerate(answer.calls)
+        for index, call in enumerate(answer.calls)
     ]
 
 

@@ -92,9 +92,9 @@ class MatchingGraph:
         chains = _chains(messages, tools)
         for length in range(len(messages) - 1, 0, -1):
             if messages[length - 1].role == "assistant" and _continues(messages[length:]):
-                found = self._best(self._replies.get(chains[length], ()), messages[:length])
-                if found is not None:
-                    return self._claim(SampledCall(messages, chains[-1], found, messages[length:], forks=False))
+                reply = self._best(self._replies.get(chains[length], ()), messages[:length])
+                if reply is not None:
+                    return self._claim(SampledCall(messages, chains[-1], reply, messages[length:], forks=False))
         return self._claim(SampledCall(messages, chains[-1], None, messages, forks=False))
 
     def root(self, sample: SampledCall) -> SampledCall:
@@ -135,7 +135,7 @@ class MatchingGraph:
     def episode(self, index: int, stop: StopReason, **fields: Any) -> Episode:
         """Return the episode of the complete calls; the last one gets `reward`, all of the episode's."""
         branches: list[Branch] = []
-        place: dict[int, int] = {}
+        positions: dict[int, int] = {}
         turns: list[Turn] = []
         turn_of: dict[int, int] = {}
         reward = fields.pop("reward", 0.0)
@@ -143,11 +143,11 @@ class MatchingGraph:
             generation, parent = sample.generation, sample.parent
             assert generation is not None
             if sample.opens or parent is None:
-                place[id(sample)] = len(branches)
+                positions[id(sample)] = len(branches)
                 read = sample.tail if parent is None else sample.messages
                 branches.append(Branch(prompt_ids=sample.prompt_ids(), prompt=transcript(read)))
             else:
-                place[id(sample)] = place[id(parent)]
+                positions[id(sample)] = positions[id(parent)]
                 before = turn_of[id(parent)]
                 observed = {"observation_ids": sample.appended_ids, "observation": transcript(sample.tail)}
                 turns[before] = turns[before].model_copy(update=observed)
@@ -159,7 +159,7 @@ class MatchingGraph:
                     spans=generation.spans,
                     reward=reward if number == len(self.samples) - 1 else 0.0,
                     text=sample.text,
-                    branch=place[id(sample)],
+                    branch=positions[id(sample)],
                     # An answer that nobody read has changed nothing: it is counted, and not trained.
                     trained=sample.trained and sample.delivered,
                 )
@@ -180,10 +180,10 @@ def transcript(messages: Sequence[ChatMessage]) -> str:
     """Return messages as text for people: one alone as it is, several with their roles."""
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content
-    return "\n".join(f"[{message.role}] {message.content}{_shown(message)}" for message in messages)
+    return "\n".join(f"[{message.role}] {message.content}{_describe(message)}" for message in messages)
 
 
-def _shown(message: ChatMessage) -> str:
+def _describe(message: ChatMessage) -> str:
     return "".join(f"\n  {call.name}({call.arguments})" for call in message.calls)
 
 

@@ -33,8 +33,8 @@ def parse_response_request(body: dict[str, Any], replies: Replies = NO_REPLIES) 
     for name in REFUSED:
         if body.get(name):
             raise CallRefused(400, "unsupported_parameter", f"{name} is not served: send the whole input", name)
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    input = body.get("input")
+    items = [{"role": "user", "content": input}] if isinstance(input, str) else input
     if not isinstance(items, list) or not items:
         raise CallRefused(400, "invalid_request", "input is a text or a list of items", "input")
     instructions = body.get("instructions")
@@ -78,7 +78,7 @@ class _Items:
             )
         self._messages += past.request.messages[past.request.instructed :]
         self._reply = past.message()
-        self._call_ids = [_call_id(name, place) for place in range(len(past.answer.calls))]
+        self._call_ids = [_call_id(name, index) for index in range(len(past.answer.calls))]
 
     def of(self, items: list[Any]) -> tuple[ChatMessage, ...]:
         for item in items:
@@ -116,11 +116,11 @@ class _Items:
             case "function_call_output":
                 self._results.append((str(item.get("call_id")), ChatMessage("tool", text_of(item.get("output")))))
             case "item_reference":
-                self._add(self._named(str(item.get("id"))))
+                self._add(self._find_item(str(item.get("id"))))
             case kind:
                 raise CallRefused(400, "unsupported_content", f"an item {kind!r:.100} is not read", "input")
 
-    def _named(self, item_id: str) -> Mapping[str, Any]:
+    def _find_item(self, item_id: str) -> Mapping[str, Any]:
         """Return the item of an earlier reply that has this id."""
         name = reply_name(item_id)
         past: PastReply | None = self._replies.get(name)
@@ -178,10 +178,10 @@ def response_events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
     whole = response_of(answer, reply_id, body)
-    for place, item in enumerate(whole["output"]):
-        where = {"item_id": item["id"], "output_index": place}
+    for index, item in enumerate(whole["output"]):
+        where = {"item_id": item["id"], "output_index": index}
         empty = item | {"status": "in_progress"} | {key: [] for key in ("content",) if key in item}
-        yield event("response.output_item.added", output_index=place, item=empty)
+        yield event("response.output_item.added", output_index=index, item=empty)
         if item["type"] == "message":
             part = item["content"][0]
             blank = part | {"text": ""}
@@ -193,7 +193,7 @@ def response_events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -
             arguments = item["arguments"]
             yield event("response.function_call_arguments.delta", **where, delta=arguments)
             yield event("response.function_call_arguments.done", **where, name=item["name"], arguments=arguments)
-        yield event("response.output_item.done", output_index=place, item=item)
+        yield event("response.output_item.done", output_index=index, item=item)
     yield event("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)
 
 
@@ -215,8 +215,8 @@ def _response_envelope(reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _call_id(reply_id: str, place: int) -> str:
-    return f"call_{reply_id}_{place}"
+def _call_id(reply_id: str, index: int) -> str:
+    return f"call_{reply_id}_{index}"
 
 
 def _output(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
@@ -238,12 +238,12 @@ def _output(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
     items += [
         {
             "type": "function_call",
-            "id": f"fc_{reply_id}_{place}",
-            "call_id": _call_id(reply_id, place),
+            "id": f"fc_{reply_id}_{index}",
+            "call_id": _call_id(reply_id, index),
             "name": call.name,
             "arguments": call.arguments,
             "status": "completed",
         }
-        for place, call in enumerate(answer.calls)
+        for index, call in enumerate(answer.calls)
     ]
     return items

@@ -77,16 +77,16 @@ class Marker(Record):
 
 
 class Shadow:
-    def __init__(self, transport: Transport, place: Path, metrics: Metrics, notes: bool = False) -> None:
-        """`place` is a directory of this run that the actors of this host share.
+    def __init__(self, transport: Transport, directory: Path, metrics: Metrics, notes: bool = False) -> None:
+        """`directory` is a directory of this run that the actors of this host share.
 
         With `notes` it is kept where patches write, for engines that can write into their layers (`words.py`).
         """
         self._transport = transport
-        self._place = place
+        self._place = directory
         self._metrics = metrics
         self._notes = notes
-        self._image = place / IMAGE
+        self._image = directory / IMAGE
 
     @contextlib.asynccontextmanager
     async def holding(self, manifest: SentFile) -> AsyncIterator[Path]:
@@ -121,7 +121,7 @@ class Shadow:
         """Make the image the announced version: by the changes since its own, else from the key frame."""
         key = manifest.key_frame
         sweep(self._place)
-        marker = await self._identified(manifest)
+        marker = await self._identify(manifest)
         if self._is_at(manifest):
             return
         if marker is not None and await self._is_overtaken(marker, manifest):
@@ -139,11 +139,11 @@ class Shadow:
         await self._replace(key)
         await self._follow(self._require_marker(), manifest)
 
-    async def _identified(self, manifest: SentFile) -> Marker | None:
+    async def _identify(self, manifest: SentFile) -> Marker | None:
         """Return the image's marker, or None if it is no version from which the announced one can be made."""
         marker, key = self._marker(), manifest.key_frame
         # By their digests: after a patch that was cut off, and after a learner's resume, where names change.
-        known = {
+        described = {
             key.digest: (key.policy, key.last_sequence),
             manifest.digest: (manifest.policy, manifest.last_change or manifest.last_sequence),
         }
@@ -151,14 +151,14 @@ class Shadow:
             with contextlib.suppress(OSError, ValueError):
                 # Whoever patched the image may have died before the first write.
                 before = Marker.model_validate_json((self._place / PATCHED).read_bytes())
-                known.setdefault(before.digest, (before.policy, before.sequence))
+                described.setdefault(before.digest, (before.policy, before.sequence))
             # Shared, so that this waits for a cancelled actor's patch, which goes on to its end.
             async with self._locked() as lock:
                 digest = None if lock is None else await asyncio.to_thread(digest_file, self._image)
         else:
             digest = marker.digest
-        if digest in known and (marker is None or age(marker.policy) < age(known[digest][0])):
-            self._mark(known[digest][0], digest, known[digest][1])
+        if digest in described and (marker is None or age(marker.policy) < age(described[digest][0])):
+            self._mark(described[digest][0], digest, described[digest][1])
         return self._marker()
 
     async def _is_overtaken(self, marker: Marker, manifest: SentFile) -> bool:
@@ -175,7 +175,7 @@ class Shadow:
         # Before the fetch: this host has memory for one image. An engine that still loads the old one keeps its name.
         for file in (self._marker_file, self._place / PATCHED, self._image, *self._place.glob(f"{CHANGED}*")):
             file.unlink(missing_ok=True)
-        await fetch_frame(self._transport, key, self._image, partial(self._received, "frame"))
+        await fetch_frame(self._transport, key, self._image, partial(self._count_bytes, "frame"))
         self._mark(key.policy, key.digest, key.last_sequence)
 
     async def _follow(self, marker: Marker, manifest: SentFile) -> None:
@@ -187,7 +187,7 @@ class Shadow:
             manifest,
             marker.policy,
             marker.sequence,
-            partial(self._received, "changes"),
+            partial(self._count_bytes, "changes"),
         )
         async with contextlib.aclosing(links):
             async for changes in links:
@@ -228,7 +228,7 @@ class Shadow:
                     old.unlink()
         return True
 
-    def _received(self, form: str, size: int) -> None:
+    def _count_bytes(self, form: str, size: int) -> None:
         self._metrics.count("weights_received_bytes_total", size, form=form)
 
     # ---- the marker
@@ -338,8 +338,8 @@ class Silence:
     def is_long(self) -> bool:
         """Return whether the file was there and untouched for `STUCK_S`, in all looks since the first."""
         try:
-            found = self._file.stat()
-            sign = (found.st_ino, found.st_mtime_ns)
+            status = self._file.stat()
+            sign = (status.st_ino, status.st_mtime_ns)
         except FileNotFoundError:
             sign = None
         if sign is None or sign != self._last:

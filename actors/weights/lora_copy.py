@@ -33,12 +33,12 @@ FROZEN, MERGED, MERGING = "base.safetensors", "merged.safetensors", "merging"
 
 
 class MergedImage:
-    def __init__(self, transport: Transport, place: Path, metrics: Metrics) -> None:
-        """`place` is a directory of this run that the actors of this host share."""
+    def __init__(self, transport: Transport, directory: Path, metrics: Metrics) -> None:
+        """`directory` is a directory of this run that the actors of this host share."""
         self._transport = transport
-        self._place = place
+        self._place = directory
         self._metrics = metrics
-        self._adapters = Shadow(transport, place / "adapters", metrics)
+        self._adapters = Shadow(transport, directory / "adapters", metrics)
 
     @contextlib.asynccontextmanager
     async def holding(self, manifest: WeightsManifest) -> AsyncIterator[Path]:
@@ -53,7 +53,7 @@ class MergedImage:
         try:
             async with alone(self._place / MERGING):
                 image = self._place / MERGED
-                if _noted(image) != manifest.digest:
+                if _read_note(image) != manifest.digest:
                     # The long download first: nobody patches the adapters while they are held.
                     base = await self._frozen(manifest.base)
                     sweep(self._place)  # an image that a killed actor's engine held is memory that the new one needs
@@ -74,11 +74,11 @@ class MergedImage:
     async def _frozen(self, base: SentFile) -> Path:
         """Return the frozen model's file, fetched unless it is there."""
         file = self._place / FROZEN
-        if _noted(file) != base.digest:
+        if _read_note(file) != base.digest:
             log.info("frozen_model_fetched", version=str(base.policy), weights_bytes=base.weights_bytes)
             for old in (_note(file), file):
                 old.unlink(missing_ok=True)
-            await fetch_frame(self._transport, base, file, self._received, BASE)
+            await fetch_frame(self._transport, base, file, self._count_bytes, BASE)
             _note(file).write_text(base.digest, encoding="utf-8")
         return file
 
@@ -104,7 +104,7 @@ class MergedImage:
                 "/dev/shm needs memory for twice the weights, and the adapters"
             ) from None
 
-    def _received(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         self._metrics.count("weights_received_bytes_total", size, form="base")
 
 
@@ -124,7 +124,7 @@ def _note(file: Path) -> Path:
     return file.with_suffix(".digest")
 
 
-def _noted(file: Path) -> str | None:
+def _read_note(file: Path) -> str | None:
     """Return the digest that a file was verified to have, or None."""
     try:
         return _note(file).read_text(encoding="utf-8") if file.is_file() else None

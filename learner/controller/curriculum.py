@@ -101,36 +101,36 @@ class Curriculum:
         place, earlier = draw(self._quotas[kind], number, f"{self._seed}/{kind.value}")
         source = self._sources[kind][place]
         key = f"{self._seed}/{kind.value}/{source.env_id}"
-        repeated = next((each for each in repeats if each.env_id == source.env_id), None)
+        repeated = next((entry for entry in repeats if entry.env_id == source.env_id), None)
         if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(repeated, yields):
             task_id = repeated.task_ids[_hash(f"{key}/{earlier}/which") % len(repeated.task_ids)]
             if task_id in self._own(source):  # the recipe may have changed since it was announced
                 return Task(env_id=source.env_id, task_id=task_id), True
-        task_ids = self._chosen(source, f"{key}/{earlier}", yields) if yields else source.task_ids
+        task_ids = self._choose(source, f"{key}/{earlier}", yields) if yields else source.task_ids
         epoch, index = divmod(earlier, len(task_ids))
         task_id = task_ids[permuted(index, len(task_ids), f"{key}/{epoch}")]
         return Task(env_id=source.env_id, task_id=task_id), False
 
-    def _chosen(self, source: TaskSource, key: str, yields: Sequence[CategoryYield]) -> Sequence[str]:
+    def _choose(self, source: TaskSource, key: str, yields: Sequence[CategoryYield]) -> Sequence[str]:
         """Return the tasks of the category that a ticket draws from."""
         shares = self.shares(source.env_id, yields)
-        place = bisect_right(list(accumulate(shares.values())), _chance(f"{key}/category"))
+        index = bisect_right(list(accumulate(shares.values())), _chance(f"{key}/category"))
         # The last one, if rounding leaves a rest.
-        return self._members(source)[list(shares)[min(place, len(shares) - 1)]]
+        return self._members(source)[list(shares)[min(index, len(shares) - 1)]]
 
     def explained(self, yields: Sequence[CategoryYield], repeats: Sequence[RepeatedTasks]) -> list[DrawShare]:
         """Return what each category gets of its environment's train tickets, and the repeated tasks before them."""
-        found = []
-        for env_id in dict.fromkeys(each.env_id for each in yields):
-            again = next((each for each in repeats if each.env_id == env_id), RepeatedTasks(env_id=env_id))
+        explanations = []
+        for env_id in dict.fromkeys(entry.env_id for entry in yields):
+            again = next((entry for entry in repeats if entry.env_id == env_id), RepeatedTasks(env_id=env_id))
             share = self.repeated_share(again, yields)
-            found.append(DrawShare(env_id, REPEATED_LABEL, share, again.differed, len(again.task_ids)))
-            differed = {each.category: each.differed for each in yields if each.env_id == env_id}
+            explanations.append(DrawShare(env_id, REPEATED_LABEL, share, again.differed, len(again.task_ids)))
+            differed = {entry.category: entry.differed for entry in yields if entry.env_id == env_id}
             members, rest = self._members(self._source(env_id)), 1.0 - share
             for category, of_rest in self.shares(env_id, yields).items():
                 tasks = len(members[category])
-                found.append(DrawShare(env_id, category, rest * of_rest, differed.get(category), tasks))
-        return found
+                explanations.append(DrawShare(env_id, category, rest * of_rest, differed.get(category), tasks))
+        return explanations
 
     def shares(self, env_id: str, yields: Sequence[CategoryYield]) -> dict[str, float]:
         """Return the share of an environment's train tickets that each of its categories gets.
@@ -139,10 +139,10 @@ class Curriculum:
         chance is below FLOOR of another's, so that a category that has become possible to learn is found.
         """
         source = self._source(env_id)
-        known = {each.category: each.share for each in yields if each.env_id == env_id}
-        best = max(known.values(), default=1.0)
+        shares = {entry.category: entry.share for entry in yields if entry.env_id == env_id}
+        best = max(shares.values(), default=1.0)
         weights = {
-            category: len(tasks) * max(FLOOR, known.get(category, best) / best)
+            category: len(tasks) * max(FLOOR, shares.get(category, best) / best)
             for category, tasks in self._members(source).items()
         }
         total = sum(weights.values())
@@ -153,7 +153,7 @@ class Curriculum:
 
         It rises with their number to REPEATED, and falls with their yield where that is below the best category's.
         """
-        best = max((each.share for each in yields if each.env_id == repeated.env_id), default=1.0)
+        best = max((entry.share for entry in yields if entry.env_id == repeated.env_id), default=1.0)
         count = len(repeated.task_ids)
         return REPEATED * count / (count + HALF) * min(1.0, repeated.share / best)
 
@@ -192,8 +192,8 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
 
 def draw(quotas: tuple[int, ...], number: int, key: str) -> tuple[int, int]:
     """Return the source of ticket `number`, and how often that source has been drawn before."""
-    block, place = divmod(number, sum(quotas))
-    source, earlier = _block(quotas, f"{key}/block/{block}")[place]
+    block, index = divmod(number, sum(quotas))
+    source, earlier = _block(quotas, f"{key}/block/{block}")[index]
     return source, block * quotas[source] + earlier
 
 
@@ -204,14 +204,14 @@ def _block(quotas: tuple[int, ...], key: str) -> Sequence[tuple[int, int]]:
     sources = [source for source, quota in enumerate(quotas) for _ in range(quota)]
     seen: Counter[int] = Counter()
     order = []
-    for place in sorted(range(len(sources)), key=lambda place: _hash(f"{key}/{place}")):
-        order.append((sources[place], seen[sources[place]]))
-        seen[sources[place]] += 1
+    for index in sorted(range(len(sources)), key=lambda index: _hash(f"{key}/{index}")):
+        order.append((sources[index], seen[sources[index]]))
+        seen[sources[index]] += 1
     return order
 
 
-def permuted(place: int, count: int, key: str) -> int:
-    """Return where the permutation of `range(count)` given by `key` puts `place`, in constant time and memory.
+def permuted(index: int, count: int, key: str) -> int:
+    """Return where the permutation of `range(count)` given by `key` puts `index`, in constant time and memory.
 
     It is a Feistel network over the next power of four, applied until the result is in the range (Black and Rogaway,
     "Ciphers with arbitrary finite domains", 2002).
@@ -219,12 +219,12 @@ def permuted(place: int, count: int, key: str) -> int:
     bits = ((count - 1).bit_length() + 1) // 2
     # Fewer than four turns on average: the next power of four is less than four times `count`.
     while True:
-        left, right = divmod(place, 1 << bits)
+        high, low = divmod(index, 1 << bits)
         for step in range(ROUNDS):
-            left, right = right, left ^ (_hash(f"{key}/{step}/{right}") % (1 << bits))
-        place = (left << bits) + right
-        if place < count:
-            return place
+            high, low = low, high ^ (_hash(f"{key}/{step}/{low}") % (1 << bits))
+        index = (high << bits) + low
+        if index < count:
+            return index
 
 
 def _chance(text: str) -> float:
@@ -281,14 +281,14 @@ def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:
 
 
 def _held_out(env: EnvSection, every: int) -> list[TaskSpec]:
-    found = [spec for spec in registry.select(env.id, "all", env.categories, env.options) if spec.split == "test"]
-    if not found:
+    specs = [spec for spec in registry.select(env.id, "all", env.categories, env.options) if spec.split == "test"]
+    if not specs:
         scope = f" of the categories {', '.join(env.categories)}" if env.categories else ""
         raise ConfigError(
             f"eval.every is {every} but environment {env.id!r} holds out no task{scope} (split test): set eval.every "
             "to 0, or widen the environment's categories"
         )
-    return found
+    return specs
 
 
 def spread(specs: Iterable[TaskSpec], count: int) -> list[TaskSpec]:

@@ -48,8 +48,8 @@ def shuffled_turns(horizons: Sequence[int], steps_per_stage: int, rl_steps: int,
     shares = [min(steps_per_stage, max(0, rl_steps - stage * steps_per_stage)) for stage in range(last)]
     shares.append(max(0, rl_steps - last * steps_per_stage))
     drawn = [(turns, share) for turns, share in zip(horizons, shares, strict=True) if share]
-    place, _ = draw(quotas([share for _, share in drawn]), number, f"{key}/horizon")
-    return drawn[place][0]
+    index, _ = draw(quotas([share for _, share in drawn]), number, f"{key}/horizon")
+    return drawn[index][0]
 
 
 def scheduled_turns(config: RunConfig, env_id: str, step: int, number: int) -> int:

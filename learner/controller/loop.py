@@ -81,7 +81,7 @@ class Controller:
         """
         purged_step, began = 0, False
         async for progress in self._state.until_end(Progress, self.config.total_steps):
-            issued = await self._look(progress) if began else await self._issued()
+            issued = await self._look(progress) if began else await self._count_issued()
             # On what the stream says, before `with_ended` makes good for tickets that a power cut took from it.
             self._check_conservation(progress, issued)
             # `until_end` decides whether the run is over: it may have been given more steps since.
@@ -111,7 +111,7 @@ class Controller:
         """
         # At once, so that settled tickets can be purged. Not in `_follow`: it takes seconds with 10,000 outstanding.
         if isinstance(progress := await self._state.get(Key.PROGRESS), Progress):
-            await self._standing.refresh(progress, with_ended(await self._issued(), progress))
+            await self._standing.refresh(progress, with_ended(await self._count_issued(), progress))
         else:
             await self._standing.refresh(Progress(), {})
         while True:
@@ -124,7 +124,7 @@ class Controller:
                 await self._report(progress, with_ended(await self._look(progress), progress))
 
     async def _issue_vanished(self, progress: Progress) -> None:
-        await self._standing.refresh(progress, with_ended(await self._issued(), progress))
+        await self._standing.refresh(progress, with_ended(await self._count_issued(), progress))
         # Floor first: a ticket that is acknowledged after this look only seems open for one more round.
         floor = (await self.transport.queue()).floor
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
@@ -149,11 +149,11 @@ class Controller:
 
         What is known may be too low if another controller has issued tickets: `_issue` asks before it issues.
         """
-        known = {kind: self._queue.known_issued(kind) for kind in Kind}
+        issued = {kind: self._queue.known_issued(kind) for kind in Kind}
         ended = {kind: max(progress.reached(kind), progress.settled(kind)) for kind in Kind}
-        return known if all(ended[kind] <= known[kind] for kind in Kind) else await self._issued()
+        return issued if all(ended[kind] <= issued[kind] for kind in Kind) else await self._count_issued()
 
-    async def _issued(self) -> dict[Kind, int]:
+    async def _count_issued(self) -> dict[Kind, int]:
         return {kind: await self._queue.count_issued(kind) for kind in Kind}
 
     async def _fill_gaps(self, progress: Progress) -> None:
@@ -210,12 +210,12 @@ class Controller:
         """Return whether the round of eval ticket `number` is due. A fast learner makes a round late, never skipped."""
         if not self.eval_tasks:
             return False
-        round_number, place = divmod(number, len(self.eval_tasks))
+        round_number, index = divmod(number, len(self.eval_tasks))
         if round_number < self.config.eval_rounds:
             return self.config.eval_step(round_number) <= step
         # A run that was given more steps has spent a round on its former end. Its new end gets one of its own.
-        if step < self.config.total_steps or place:
-            return place > 0
+        if step < self.config.total_steps or index:
+            return index > 0
         last = await self._queue.last_issued(Kind.EVAL)
         return last is not None and last.issued_at_version.version < self.config.total_steps
 
@@ -233,7 +233,7 @@ class Controller:
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
-        yields, repeats = self._announced(progress) if train else ((), ())
+        yields, repeats = self._trained_announcements(progress) if train else ((), ())
         drawn = (self._eval_task(number), False) if evaluation else self._curriculum.draw(kind, number, yields, repeats)
         task, repeated = drawn
         rollout, exam = self.config.rollout, self.config.eval
@@ -254,13 +254,13 @@ class Controller:
             repeated=repeated,
         )
 
-    def _announced(self, progress: Progress) -> tuple[Sequence[CategoryYield], Sequence[RepeatedTasks]]:
+    def _trained_announcements(self, progress: Progress) -> tuple[Sequence[CategoryYield], Sequence[RepeatedTasks]]:
         """Return what the recipe draws by: the learner before a change of it announced other environments too."""
         if self.config.curriculum.kind != "adaptive":
             return (), ()
         trained = {source.env_id for source in self.sources if Kind.TRAIN in source.kinds}
-        yields = [each for each in progress.yields if each.env_id in trained]
-        return yields, [each for each in progress.repeats if each.env_id in trained]
+        yields = [entry for entry in progress.yields if entry.env_id in trained]
+        return yields, [entry for entry in progress.repeats if entry.env_id in trained]
 
     def _eval_task(self, number: int) -> Task:
         return self.eval_tasks[number % len(self.eval_tasks)].task
@@ -300,8 +300,8 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        for each in self._curriculum.explained(*self._announced(progress)):
-            self.metrics.set("curriculum_share", each.share, env=each.env_id, category=each.category)
+        for line in self._curriculum.explained(*self._trained_announcements(progress)):
+            self.metrics.set("curriculum_share", line.share, env=line.env_id, category=line.category)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
         self._recorded = HorizonState(phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued)

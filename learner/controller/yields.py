@@ -46,10 +46,10 @@ class Yields:
             if group.ticket.repeated:
                 # Says nothing of its category: it was chosen because it teaches. The ticket says so, and not the list,
                 # which other groups of the same task may have left meanwhile.
-                repeated = repeated.model_copy(update=_folded(repeated, varied))
+                repeated = repeated.model_copy(update=_fold(repeated, varied))
             else:
                 before = self._yields[task.env_id, category]
-                self._yields[task.env_id, category] = before.model_copy(update=_folded(before, varied))
+                self._yields[task.env_id, category] = before.model_copy(update=_fold(before, varied))
             others = tuple(task_id for task_id in repeated.task_ids if task_id != task.task_id)
             kept = (*others, task.task_id)[-MAX_REPEATED:] if varied else others
             self._repeats[task.env_id] = repeated.model_copy(update={"task_ids": kept})
@@ -62,13 +62,15 @@ class Yields:
 
     def restore(self, yields: Iterable[Mapping[str, Any]], repeats: Iterable[Mapping[str, Any]] = ()) -> None:
         """Take over what a checkpoint holds; a category or task that the run no longer has is left out."""
-        for each in map(CategoryYield.model_validate, yields):
-            if (each.env_id, each.category) in self._yields:
-                self._yields[each.env_id, each.category] = each
+        for entry in map(CategoryYield.model_validate, yields):
+            if (entry.env_id, entry.category) in self._yields:
+                self._yields[entry.env_id, entry.category] = entry
         for repeated in map(RepeatedTasks.model_validate, repeats):
             if repeated.env_id in self._repeats:
-                own = tuple(task_id for task_id in repeated.task_ids if (repeated.env_id, task_id) in self._category)
-                self._repeats[repeated.env_id] = repeated.model_copy(update={"task_ids": own})
+                task_ids = tuple(
+                    task_id for task_id in repeated.task_ids if (repeated.env_id, task_id) in self._category
+                )
+                self._repeats[repeated.env_id] = repeated.model_copy(update={"task_ids": task_ids})
 
 
 def followed_categories(sources: Iterable[TaskSource]) -> list[tuple[str, str]]:
@@ -76,7 +78,9 @@ def followed_categories(sources: Iterable[TaskSource]) -> list[tuple[str, str]]:
 
     Raises ConfigError for more of them, or longer names, than a progress record holds.
     """
-    names = sorted({(each.env_id, name) for each in sources if Kind.TRAIN in each.kinds for name in each.categories})
+    names = sorted(
+        {(source.env_id, name) for source in sources if Kind.TRAIN in source.kinds for name in source.categories}
+    )
     if len(names) > MAX_CATEGORIES:
         raise ConfigError(
             f"curriculum.kind is adaptive, but the environments have {len(names)} categories of tasks: it follows "
@@ -91,5 +95,5 @@ def followed_categories(sources: Iterable[TaskSource]) -> list[tuple[str, str]]:
     return names
 
 
-def _folded(before: Yield, varied: bool) -> dict[str, float]:
+def _fold(before: Yield, varied: bool) -> dict[str, float]:
     return {"varied": FADE * before.varied + varied, "seen": FADE * before.seen + 1.0}

@@ -44,7 +44,7 @@ class HostMemory:
         taken = -(-size_bytes // ALIGNMENT) * ALIGNMENT
         if taken > len(self._free):
             chunk = max(CHUNK_BYTES, 1 << (taken - 1).bit_length())
-            self._free = _pinned(chunk)
+            self._free = _pin(chunk)
         room, self._free = self._free[:size_bytes], self._free[taken:]
         return room
 
@@ -53,5 +53,5 @@ def _is_there(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _pinned(size_bytes: int) -> Tensor:
+def _pin(size_bytes: int) -> Tensor:
     return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)

@@ -86,7 +86,7 @@ class _FirstPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if func.name() in _PRODUCTS:
-            kept = tree_map_only(Tensor, _detached, output)
+            kept = tree_map_only(Tensor, _detach, output)
             self._kept.append((kept, _versions(kept)))
         return output
 
@@ -114,7 +114,7 @@ class _SecondPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _detached(tensor: Tensor) -> Tensor:
+def _detach(tensor: Tensor) -> Tensor:
     """Return a tensor apart from the graph, which is about to take hold of this one, that shares its version."""
     # Below autograd the version is not shared otherwise; torch's own selective checkpoints do the same.
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):

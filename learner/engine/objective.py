@@ -107,10 +107,10 @@ def token_scales(
         tokens[trace.group] += trace.trained_tokens
     # Episodes and not traces: how often an agent branches must not change what its episode weighs.
     episodes = by_episode(traces)
-    own = [0] * len(traces)
+    updates_own = [0] * len(traces)
     for indices in episodes:
         for index in indices:
-            own[index] = sum(traces[other].trained_tokens for other in indices)
+            updates_own[index] = sum(traces[other].trained_tokens for other in indices)
     # The traces of an episode are masked together: it was truncated, not one of its branches.
     counted = sum(not masked[indices[0]] for indices in episodes)
 
@@ -119,7 +119,7 @@ def token_scales(
             case "token":
                 return in_all
             case "sequence":
-                return counted * own[index]
+                return counted * updates_own[index]
             case "prompt":
                 return len(tokens) * tokens[traces[index].group]
             case "constant":

@@ -113,11 +113,11 @@ class PolicyGradientEngine:
         objective = self._settings.objective
         # Not in imitation: the first scoring pass makes the reference, which is the policy at the start of RL.
         scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
-        scores = self._twice(lambda: self._scored(batch)) if scored else None
+        scores = self._twice(lambda: self._score(batch)) if scored else None
         # All updates use the scores from before the first one: π_prox is the policy that the step begins with.
         settings = self._settings
         updates = build_updates(batch, scores, objective, settings.longest_episode_tokens, settings.seed)
-        all_stats, norms, rates = zip(*self._taken(updates, batch.version, lr), strict=True)
+        all_stats, norms, rates = zip(*self._take(updates, batch.version, lr), strict=True)
         # The learner waits for groups now: 1 GB with SmolLM2, which malloc would keep for the next micro-batch.
         give_back_freed(self._backend.device)
         # Each update's loss is a whole, normalised objective and is averaged; the other figures are sums over tokens.
@@ -149,7 +149,9 @@ class PolicyGradientEngine:
         scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device).to(device)
         scorer.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
-        gaps_N = (scorer(*self._asked(micro_batch)).logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])).abs()
+        gaps_N = (
+            scorer(*self._scorer_inputs(micro_batch)).logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])
+        ).abs()
         return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
 
     def write_weights(self, path: Path) -> str:
@@ -159,7 +161,7 @@ class PolicyGradientEngine:
     def begin_write_weights(self, path: Path) -> Future[str]:
         """Begin `write_weights`, and return once the weights are in host memory: gathered from all ranks, and copied.
 
-        On a CPU they are there already, and what is written is the model itself: so `_unsaved` waits for the file.
+        On a CPU they are there already, and what is written is the model itself: so `_check_saved` waits for the file.
         """
         wait([self._writing])  # its copy is about to be overwritten
         leads = self.rank == 0
@@ -174,11 +176,11 @@ class PolicyGradientEngine:
         self.begin_save(directory, state).result()
 
     def begin_save(self, directory: Path, state: dict[str, Any]) -> Future[None]:
-        """Begin `save`; what it writes stays as it is until the files are there, because `_unsaved` waits for them.
+        """Begin `save`; what it writes stays as it is until the files are there, because `_check_saved` waits for them.
 
         With several ranks all is written before this returns: their collectives must not meet those of a step.
         """
-        self._unsaved()
+        self._check_saved()
         tensors = chain([(_RNG, torch.get_rng_state())], self._backend.state())
         # The learner's state travels with the tensors, by parameter name and without pickle: DeepSpeed's own files
         # fit only the stage and the number of ranks that wrote them (ADR 9).
@@ -205,7 +207,7 @@ class PolicyGradientEngine:
             self._reference.write(directory / REFERENCE_FILE)
         (directory / ENGINE_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True), encoding="utf-8")
 
-    def _unsaved(self) -> None:
+    def _check_saved(self) -> None:
         """Wait until the files that are being written have what they need: whatever they hold may change then."""
         wait([self._writing])
         started = time.perf_counter()
@@ -218,7 +220,7 @@ class PolicyGradientEngine:
         Rank 0 alone reads `directory`, which other machines do not have. Raises CheckpointError if it is incomplete or
         of another model.
         """
-        self._unsaved()
+        self._check_saved()
         broadcast = self._backend.broadcast
         written = share_json(read_engine_file(directory) if self.rank == 0 else None, broadcast)
         rng = {_RNG: list(torch.get_rng_state().shape)}
@@ -245,7 +247,7 @@ class PolicyGradientEngine:
         self._writer.shutdown()
         self._backend.close()
 
-    def _taken(
+    def _take(
         self, updates: Sequence[list[TrainingSample]], version: int, lr: float
     ) -> Iterator[tuple[LossStats, float, float]]:
         """Take the updates of a batch, and leave out those after one that finds a KL above `loss.kl_max`."""
@@ -276,7 +278,7 @@ class PolicyGradientEngine:
                     version=version,
                     why="correction has dropped every token, or all advantages are 0: the weights stay as they are",
                 )
-        self._unsaved()
+        self._check_saved()
         # Demonstrations have no target for a critic: what AdamW counts of it begins with the first episodes.
         critic_lr = objective.critic.lr if stats.episodes else 0.0
         grad_norm = self._backend.step([lr, critic_lr] if objective.advantage.needs_critic else [lr])
@@ -294,7 +296,7 @@ class PolicyGradientEngine:
         # At a rate of 0 the critic warms up. The policy's gradient would fill AdamW's moments all the same, and move it
         # later.
         critic_alone = objective.advantage.needs_critic and lr == 0.0
-        for micro_batch in self._packed([sample.trace for sample in samples]):
+        for micro_batch in self._pack([sample.trace for sample in samples]):
             output = self._output(micro_batch)
             inputs = loss_inputs(samples, micro_batch, version, self._backend.device)
             loss_N = token_loss(output, inputs, objective, critic_alone=critic_alone)
@@ -317,22 +319,22 @@ class PolicyGradientEngine:
         return compute()
 
     @torch.no_grad()
-    def _scored(self, batch: Batch) -> list[Scores]:
+    def _score(self, batch: Batch) -> list[Scores]:
         """Return what policy, reference and critic say about the whole batch before the step, on every rank."""
         self._move_reference(batch.version)
         tokens = [trace.trained_tokens for trace in batch.traces]
         starts = np.cumsum([0, *tokens])
         # In the batch's order and not in that of the micro-batches, which depends on the number of ranks.
         table = torch.zeros(4, int(starts[-1]), dtype=torch.float64, device=self._backend.device)
-        for micro_batch in self._packed(batch.traces):
+        for micro_batch in self._pack(batch.traces):
             output = self._output(micro_batch)
             reference_N = torch.zeros_like(output.logprobs_N)
             if self._reference_version is not None:
-                reference_N = self._reference.forward(*self._asked(micro_batch)).logprobs_N
+                reference_N = self._reference.forward(*self._scorer_inputs(micro_batch)).logprobs_N
             rows = torch.stack([output.logprobs_N, reference_N, output.values_N, output.collisions_N]).double()
-            ends = np.cumsum([0, *(tokens[place] for place in micro_batch.indices_B)])
-            for place, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
-                table[:, starts[place] : starts[place + 1]] = rows[:, start:end]
+            ends = np.cumsum([0, *(tokens[index] for index in micro_batch.indices_B)])
+            for index, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
+                table[:, starts[index] : starts[index + 1]] = rows[:, start:end]
         # Each rank has scored its own traces and left 0 for the others: the sum is exact.
         whole = self._backend.add(table).cpu().numpy()
         return [Scores(*whole[:, start:end]) for start, end in pairwise(starts)]
@@ -346,7 +348,7 @@ class PolicyGradientEngine:
         since = self._reference_version
         if since is not None and (every is None or version < since + every):
             return
-        self._unsaved()  # before there is a reference: a checkpoint of the time before must not find it
+        self._check_saved()  # before there is a reference: a checkpoint of the time before must not find it
         # The reference is a full model without adapters, so it takes the merged weights, as actors do.
         self._reference.take(self._weights())
         self._reference_version = version
@@ -356,12 +358,12 @@ class PolicyGradientEngine:
         device = self._backend.device
         return FrozenModel(frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device), self._backend)
 
-    def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
+    def _pack(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
         # Every rank computes the whole plan and takes its part: packing is deterministic, so no rank has to be told.
         return pack(traces, self.ranks, self._settings.micro_batch_tokens, self._backend.scorer.packs)[self.rank]
 
-    def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:
+    def _scorer_inputs(self, micro_batch: MicroBatch) -> list[Tensor]:
         """Return the arguments of the scorer. Demonstrations are scored at temperature 1 (see `EngineSettings`)."""
         temperatures_N = np.where(micro_batch.demo_N, 1.0, self._settings.temperature)
         ids_T, positions_T = self._tensor(micro_batch.ids_T), self._tensor(micro_batch.positions_T)
@@ -370,7 +372,7 @@ class PolicyGradientEngine:
         return [ids_T, positions_T, segments_S4, self._tensor(micro_batch.trained_N), self._tensor(temperatures_N)]
 
     def _output(self, micro_batch: MicroBatch) -> ScorerOutput:
-        return self._backend.forward(*self._asked(micro_batch))
+        return self._backend.forward(*self._scorer_inputs(micro_batch))
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self._backend.device)

@@ -28,8 +28,8 @@ class TicketNumbers:
         self._lasts = [last for _, last in pairs]
 
     def __contains__(self, number: int) -> bool:
-        place = bisect_right(self._firsts, number) - 1
-        return place >= 0 and number <= self._lasts[place]
+        index = bisect_right(self._firsts, number) - 1
+        return index >= 0 and number <= self._lasts[index]
 
     @property
     def lowest_missing(self) -> int:
@@ -37,19 +37,19 @@ class TicketNumbers:
 
     def add(self, number: int) -> None:
         """Add a number that is not in the set."""
-        place = bisect_right(self._firsts, number)
-        follows = place > 0 and self._lasts[place - 1] == number - 1
-        precedes = place < len(self._firsts) and self._firsts[place] == number + 1
+        index = bisect_right(self._firsts, number)
+        follows = index > 0 and self._lasts[index - 1] == number - 1
+        precedes = index < len(self._firsts) and self._firsts[index] == number + 1
         if follows and precedes:  # it closes a gap: two ranges become one
-            self._lasts[place - 1] = self._lasts.pop(place)
-            del self._firsts[place]
+            self._lasts[index - 1] = self._lasts.pop(index)
+            del self._firsts[index]
         elif follows:
-            self._lasts[place - 1] = number
+            self._lasts[index - 1] = number
         elif precedes:
-            self._firsts[place] = number
+            self._firsts[index] = number
         else:
-            self._firsts.insert(place, number)
-            self._lasts.insert(place, number)
+            self._firsts.insert(index, number)
+            self._lasts.insert(index, number)
 
     def missing_below(self, number: int) -> int:
         """Return how many numbers below `number` are not in the set."""
@@ -66,9 +66,9 @@ class TicketNumbers:
 
     def ranges(self, start: int = 0, limit: int | None = None) -> tuple[tuple[int, int], ...]:
         """Return the ranges (first, last), both inclusive, of the numbers from `start` on; the lowest `limit` ones."""
-        place = max(0, bisect_right(self._firsts, start) - 1)
-        stop = None if limit is None else place + limit + 1  # the range at `place` may lie below `start`
-        pairs = zip(self._firsts[place:stop], self._lasts[place:stop], strict=True)
+        index = max(0, bisect_right(self._firsts, start) - 1)
+        stop = None if limit is None else index + limit + 1  # the range at `place` may lie below `start`
+        pairs = zip(self._firsts[index:stop], self._lasts[index:stop], strict=True)
         return tuple((max(first, start), last) for first, last in pairs if last >= start)[:limit]
 
 

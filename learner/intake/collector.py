@@ -450,12 +450,12 @@ def compacted(group: Group) -> Group:
     `max_staleness` steps train may be held.
     """
     episodes = [
-        _packed(episode, turns=tuple(map(_packed, episode.turns)), branches=tuple(map(_packed, episode.branches)))
+        _pack(episode, turns=tuple(map(_pack, episode.turns)), branches=tuple(map(_pack, episode.branches)))
         for episode in group.episodes
     ]
     return group.model_copy(update={"episodes": tuple(episodes)})
 
 
-def _packed(record: R, **fields: object) -> R:
+def _pack(record: R, **fields: object) -> R:
     names = PACKED.keys() & type(record).model_fields
     return record.model_copy(update=fields | {name: array(PACKED[name], getattr(record, name)) for name in names})

@@ -99,9 +99,11 @@ class Waiting:
     def dump(self, accounts: TicketAccounts) -> dict[str, Any]:
         """Return what a commit holds, as JSON-able values."""
         # Where every ticket has ended, there is nothing left to wait for.
-        self._deadlines = [each for each in self._deadlines if accounts.unsettled_below(Kind.TRAIN, each.below)]
+        self._deadlines = [
+            deadline for deadline in self._deadlines if accounts.unsettled_below(Kind.TRAIN, deadline.below)
+        ]
         held = [[sequence, number] for number, (sequence, _) in self._held.items()]
         return {
-            "deadlines": [list(each) for each in self._deadlines],
+            "deadlines": [list(deadline) for deadline in self._deadlines],
             "held": sorted([*held, *map(list, self.unread.items())]),
         }

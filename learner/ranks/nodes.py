@@ -166,7 +166,7 @@ class Host:
         missing = [node for node in range(asked.nodes) if node not in present]
         if len(present) < asked.min_nodes:
             reason = (
-                f"{_named(missing)} of {asked.nodes} did not come to the rendezvous {asked.address} within "
+                f"{_name_nodes(missing)} of {asked.nodes} did not come to the rendezvous {asked.address} within "
                 f"learner.join_timeout_s = {asked.join_timeout_s:g} s: start what is missing, or start all others with "
                 f"learner.nodes = {len(present)}, or let learner.min_nodes be {len(present)}"
             )
@@ -174,16 +174,16 @@ class Host:
             raise RunFailed(reason)
         self._seated = True
         # On our own address of all that the name has: the one that was listened at.
-        own = self._server.sockets[0].getsockname()[0]
+        host = self._server.sockets[0].getsockname()[0]
         with socket.socket(self._server.sockets[0].family) as probe:
-            probe.bind((own, 0))
+            probe.bind((host, 0))
             port = probe.getsockname()[1]
         for position, node in enumerate(present[1:], start=1):
             self._links[node].send(seat={"position": position, "nodes": len(present), "port": port})
         log.info(
             "nodes_joined", nodes=len(present), missing=missing, peers=[link.peer for link in self._links.values()]
         )
-        return Seat(0, len(present), str(own), port)
+        return Seat(0, len(present), str(host), port)
 
     async def ended(self) -> NodesEnd:
         return await asyncio.shield(self._end)
@@ -386,5 +386,5 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _named(nodes: list[int]) -> str:
+def _name_nodes(nodes: list[int]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"

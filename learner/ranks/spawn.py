@@ -130,7 +130,7 @@ async def _end(
 
 async def _ranks_end(processes: Sequence[Process]) -> NodesEnd:
     """Wait until all ranks have ended well, or for the first that has not."""
-    for ending in asyncio.as_completed([_ended(local, process) for local, process in enumerate(processes)]):
+    for ending in asyncio.as_completed([_wait_for_end(local, process) for local, process in enumerate(processes)]):
         local, code = await ending
         if code:
             # At least 1, since the code of a rank that a signal ended is negative.
@@ -138,14 +138,14 @@ async def _ranks_end(processes: Sequence[Process]) -> NodesEnd:
     return NodesEnd(0, "")
 
 
-async def _ended(local: int, process: Process) -> tuple[int, int]:
+async def _wait_for_end(local: int, process: Process) -> tuple[int, int]:
     return local, await process.wait()
 
 
 async def _start(seat: Seat, local: int, ranks: int, orphaned: signal.Signals) -> Process:
     """Start one rank with the environment that torch.distributed and DeepSpeed read; it is torchrun's."""
     network = interface_towards(seat.address, seat.port)
-    place = {
+    environment = {
         "RANK": seat.position * ranks + local,
         "WORLD_SIZE": seat.nodes * ranks,
         "LOCAL_RANK": local,
@@ -159,22 +159,22 @@ async def _start(seat: Seat, local: int, ranks: int, orphaned: signal.Signals) -
     fallback = {"GLOO_SOCKET_IFNAME": network, "NCCL_SOCKET_IFNAME": network, "OMP_NUM_THREADS": "1"}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "horizonrl.ops.cli.main", *sys.argv[1:]),
-        env=fallback | os.environ | {name: str(value) for name, value in place.items()},
+        env=fallback | os.environ | {name: str(value) for name, value in environment.items()},
         preexec_fn=bound(orphaned),
     )
 
 
 def interface_towards(address: str, port: int) -> str:
     """Return the name of the network interface that reaches `address`, or that has it. Raises RunFailed without one."""
-    (family, *_, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)
+    (family, *_, target), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # sends nothing: the kernel only looks the route up
-            own = probe.getsockname()[0]
+            probe.connect(target)  # sends nothing: the kernel only looks the route up
+            source = probe.getsockname()[0]
     except OSError as error:
         raise RunFailed(f"this machine has no route to {address} ({error.strerror}): look at its network") from None
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == own for each in addresses):
+        if any(interface.address.partition("%")[0] == source for interface in addresses):
             return name
     # 127.0.0.2 is served by the loopback interface without being listed.
     return "lo"

@@ -202,11 +202,11 @@ def _cut(path: Path, key: str, last: float) -> None:
 def _from_the_end(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file with their ends, the last one first, which may have none."""
     with path.open("rb") as file:
-        place, pieces = file.seek(0, os.SEEK_END), list[bytes]()
-        while place:
-            size = min(BLOCK_BYTES, place)
-            place -= size
-            file.seek(place)
+        position, pieces = file.seek(0, os.SEEK_END), list[bytes]()
+        while position:
+            size = min(BLOCK_BYTES, position)
+            position -= size
+            file.seek(position)
             lines = file.read(size).splitlines(keepends=True)
             # The last line of this block goes on in what has been read, unless it ends here.
             if lines[-1].endswith(b"\n") and pieces:

@@ -118,11 +118,11 @@ def metrics_line(
 
 def durations(pending: PendingBatch) -> dict[str, list[float]]:
     """Return the seconds that each train group took its actor, by how it ended: what is trained less often shows."""
-    found: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = {}
     for group, end in pending.ends():
         if group.ticket.kind is Kind.TRAIN and group.finished_at_ms:  # an actor need not say it
-            found.setdefault(end, []).append(group.duration_s)
-    return found
+            figures.setdefault(end, []).append(group.duration_s)
+    return figures
 
 
 LISTED = 16
@@ -131,7 +131,7 @@ LISTED = 16
 
 def drawn_from(shares: Sequence[DrawShare]) -> list[dict[str, Any]]:
     """Return what an adaptive curriculum draws after a step, the largest shares of all environments first."""
-    return [asdict(each) for each in sorted(shares, key=lambda each: -each.share)[:LISTED]]
+    return [asdict(share) for share in sorted(shares, key=lambda share: -share.share)[:LISTED]]
 
 
 def _outcome(groups: Sequence[Group]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class DeepSpeedBackend:
         """The engines of models that are not trained."""
         if self._stage == 3:
             self._partition(self.scorer)
-        self._engine = self._initialized(self.scorer, self._adamw)
+        self._engine = self._initialize(self.scorer, self._adamw)
         self._partitions = Partitions(self._engine, self._stage, self.device)
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
@@ -81,7 +81,7 @@ class DeepSpeedBackend:
         if self._stage < 3:
             return scorer.to(self.device)
         self._partition(scorer)
-        engine = self._initialized(scorer)
+        engine = self._initialize(scorer)
         self._held.append(engine)
         return lambda *asked: ScorerOutput(*engine(*asked))
 
@@ -124,7 +124,7 @@ class DeepSpeedBackend:
         for engine in (*self._held, self._engine):
             engine.destroy()
 
-    def _initialized(self, scorer: TokenScorer, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    def _initialize(self, scorer: TokenScorer, optimizer: torch.optim.Optimizer | None = None) -> Any:
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
             return self._deepspeed.initialize(model=scorer, optimizer=optimizer, config=self._config)[0]
 

@@ -84,13 +84,13 @@ class Partitions:
             kind, name = whole_name.split(".", 1)
             part = self._parts[name]
             # Each rank cuts its part out of the whole tensor, so a checkpoint does not care how many ranks wrote it.
-            self._held(part, kind).copy_(read(whole_name).view(-1)[part.start : part.start + part.length])
+            self._slice_state(part, kind).copy_(read(whole_name).view(-1)[part.start : part.start + part.length])
         for named, taken in zip(self._groups, steps, strict=True):
             for master in {self._parts[name].master for name in named}:
                 self._adamw.state[master]["step"].fill_(taken)
 
     def _gather(self, part: ParameterSlice, kind: str, shape: list[int]) -> Tensor:
-        held = self._held(part, kind)
+        held = self._slice_state(part, kind)
         if self._whole_here:
             return held.view(shape)
         # On the rank's device even where the optimizer is kept on the CPU: NCCL moves nothing else.
@@ -99,7 +99,7 @@ class Partitions:
         dist.reduce(whole.view(torch.int32), dst=0)  # as integers: in floats −0.0 plus another rank's 0.0 is 0.0
         return whole.view(shape)
 
-    def _held(self, part: ParameterSlice, kind: str) -> Tensor:
+    def _slice_state(self, part: ParameterSlice, kind: str) -> Tensor:
         """Return this rank's elements themselves, flat: writing to them is writing to the state."""
         tensor: Tensor = part.master if kind == MASTER else self._adamw.state[part.master][kind]
         return tensor.detach().view(-1)[part.offset : part.offset + part.length]

@@ -151,9 +151,9 @@ def read_engine_file(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
 
 
-def check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]], directory: Path) -> None:
+def check_same_model(saved: Mapping[str, list[int]], shapes: Mapping[str, list[int]], directory: Path) -> None:
     """Raise CheckpointMismatch, with the first difference, if the shapes of the tensors are not those saved."""
-    differing = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
+    differing = [name for name in sorted(saved.keys() | shapes.keys()) if saved.get(name) != shapes.get(name)]
     if differing:
         name = differing[0]
         if all("critic." in other for other in differing):
@@ -164,6 +164,6 @@ def check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]
             )
         raise CheckpointMismatch(
             f"the checkpoint {directory} is of another model, lora.rank or learner.backend: {len(differing)} tensors "
-            f"differ, the first of them {name}, of shape {saved.get(name, 'none')} there and {own.get(name, 'none')} "
+            f"differ, the first of them {name}, of shape {saved.get(name, 'none')} there, {shapes.get(name, 'none')} "
             "here; resume with those that the run began with"
         )

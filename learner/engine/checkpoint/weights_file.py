@@ -61,8 +61,8 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
         for source in _model_files(model_dir):
             shutil.copyfile(source, out / source.name)
         config = model_config(model_dir)
-        if (told := _in_bfloat16(config)) != config:
-            (out / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        if (converted := _in_bfloat16(config)) != config:
+            (out / "config.json").write_text(json.dumps(converted, indent=2) + "\n", encoding="utf-8")
         shutil.copyfile(weights_file, out / "model.safetensors")
         written = {**facts, "digest": digest_file(out / "model.safetensors")}
         (out / "README.md").write_text(card(written), encoding="utf-8")
@@ -83,5 +83,5 @@ def _model_files(model_dir: Path) -> list[Path]:
     if not (model_dir / "config.json").is_file():
         raise CheckpointError(f"no config.json in {model_dir}: name the Hugging Face directory that the run began with")
     excluded = {path for pattern in _NOT_COPIED for path in model_dir.glob(pattern)}
-    found = {path for pattern in MODEL_FILES for path in model_dir.glob(pattern) if path.is_file()}
-    return sorted(found - excluded)
+    files = {path for pattern in MODEL_FILES for path in model_dir.glob(pattern) if path.is_file()}
+    return sorted(files - excluded)

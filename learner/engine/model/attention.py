@@ -63,12 +63,12 @@ class PackedSegments:
     @cached_property
     def longest(self) -> int:
         """Return how many positions the token that sees most sees."""
-        return max(map(_seen, self.segments))
+        return max(map(_visible_tokens, self.segments))
 
     @cached_property
     def ranges(self) -> Ranges:
         queries = [segment.end - segment.start for segment in self.segments]
-        keys = [_seen(segment) for segment in self.segments]
+        keys = [_visible_tokens(segment) for segment in self.segments]
         places_K = None
         if keys != queries:
             bounds = [(s.prefix_start, s.prefix_end, s.start, s.end) for s in self.segments]
@@ -105,7 +105,7 @@ def attend(
     if named := [name for name in _UNSUPPORTED if asked.get(name) is not None]:
         raise UnsupportedAttention(f"{type(module).__name__} asks for {', '.join(named)}")
     # Episodes longer than a window or a chunk would see more than alone, which no short probe shows.
-    if asked.get("sliding_window") is None and (unasked := _span_of(module)) is not None:
+    if asked.get("sliding_window") is None and (unasked := _window(module)) is not None:
         raise UnsupportedAttention(f"{type(module).__name__} sees {unasked} tokens, and says so in a mask alone")
     if attention_mask is not None:  # a layer's own (Doge): the model is called without any
         raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
@@ -129,7 +129,7 @@ def attend(
     return out_HTE.transpose(0, 1)[None], None
 
 
-def _span_of(module: Any) -> int | None:
+def _window(module: Any) -> int | None:
     """Return the window or chunk that a model's configuration gives a layer, if any."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
@@ -201,9 +201,9 @@ def _attend_by_segment(
     """Attend segment by segment with torch's own kernels; a prefix or a window costs a mask per segment."""
     outputs = []
     for segment in segments:
-        own, prefix = slice(segment.start, segment.end), slice(segment.prefix_start, segment.prefix_end)
-        keys, values = (torch.cat([kept[:, prefix], kept[:, own]], 1)[None] for kept in (k_GTE, v_GTE))
-        queries = q_HTE[None, :, own]
+        suffix, prefix = slice(segment.start, segment.end), slice(segment.prefix_start, segment.prefix_end)
+        keys, values = (torch.cat([kept[:, prefix], kept[:, suffix]], 1)[None] for kept in (k_GTE, v_GTE))
+        queries = q_HTE[None, :, suffix]
         asking, asked = queries.shape[2], keys.shape[2]
         options: dict[str, Any] = {"is_causal": True}
         if window is not None or asking < asked:
@@ -234,14 +234,16 @@ class _PackedAttention(torch.autograd.Function):
         lse_HT = torch.empty(q_HTE.shape[:2], dtype=torch.float32)
         parts = _parts(segments)
         for part in parts:
-            out, lse = _attended(q_HTE[:, part.queries], k_GTE[:, part.keys], v_GTE[:, part.keys], part.causal, scale)
+            out, lse = _attend_plain(
+                q_HTE[:, part.queries], k_GTE[:, part.keys], v_GTE[:, part.keys], part.causal, scale
+            )
             if part.causal:
                 out_HTE[:, part.queries], lse_HT[:, part.queries] = out, lse
                 continue
             # The softmax over both ranges of keys is the mean of the two, weighted by their normalisers.
             total = torch.logaddexp(lse_HT[:, part.queries], lse)
-            own = out_HTE[:, part.queries] * (lse_HT[:, part.queries] - total).exp()[..., None]
-            out_HTE[:, part.queries] = own + out * (lse - total).exp()[..., None]
+            weighted = out_HTE[:, part.queries] * (lse_HT[:, part.queries] - total).exp()[..., None]
+            out_HTE[:, part.queries] = weighted + out * (lse - total).exp()[..., None]
             lse_HT[:, part.queries] = total
         ctx.save_for_backward(q_HTE, k_GTE, v_GTE, out_HTE, lse_HT)
         ctx.parts, ctx.scale = parts, scale
@@ -283,7 +285,7 @@ class _PackedAttention(torch.autograd.Function):
         return dq_HTE.to(dtype), dk_GTE.to(dtype), dv_GTE.to(dtype), None, None
 
 
-def _seen(segment: Segment) -> int:
+def _visible_tokens(segment: Segment) -> int:
     """Return how many positions the last one of a segment sees."""
     return segment.end - segment.start + segment.prefix_end - segment.prefix_start
 
@@ -302,7 +304,7 @@ def _parts(segments: tuple[Segment, ...]) -> list[_Part]:
     return parts + joined
 
 
-def _attended(q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _attend_plain(q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return attention and the logarithm of its normaliser, by torch's kernel for CPU."""
     heads = len(q_HTE) // len(k_GTE)
     if causal:

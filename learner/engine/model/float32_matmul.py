@@ -34,11 +34,11 @@ def widen_products() -> object:
 
 
 def _wide(kernel: Any) -> Callable[..., Tensor]:
-    def product(keys: Any, *given: Any, **named: Any) -> Tensor:
-        if not any(isinstance(each, Tensor) and each.dtype is torch.bfloat16 for each in given):
-            same: Tensor = kernel.call_boxed(keys, *given, **named)
+    def product(keys: Any, *arguments: Any, **named: Any) -> Tensor:
+        if not any(isinstance(argument, Tensor) and argument.dtype is torch.bfloat16 for argument in arguments):
+            same: Tensor = kernel.call_boxed(keys, *arguments, **named)
             return same
-        widened = (each.float() if isinstance(each, Tensor) else each for each in given)
+        widened = (argument.float() if isinstance(argument, Tensor) else argument for argument in arguments)
         wide: Tensor = kernel.call_boxed(keys, *widened, **named)
         return wide.to(torch.bfloat16)
 

@@ -22,9 +22,9 @@ class FrozenModel:
 
     def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take a policy's weights: by name, whole on every rank, one at a time."""
-        own = dict(self._lm.named_parameters())
+        parameters = dict(self._lm.named_parameters())
         for name, tensor in weights:
-            self._backend.write(own[name], tensor)
+            self._backend.write(parameters[name], tensor)
 
     def write(self, path: Path | None) -> None:
         """Write the weights as safetensors; only rank 0 names a `path`."""

@@ -77,7 +77,7 @@ class _Scores(torch.autograd.Function):
             logits_CV = None  # before there are more of them
             logits_CV = nn.functional.linear(hidden_ND[chunk].to(dtype), weight, bias)
             for rows, logits_RV in _rows(chunk, logits_CV):
-                scores = _scored(logits_RV, ids_N[rows], wide_N[rows])
+                scores = _score(logits_RV, ids_N[rows], wide_N[rows])
                 logprobs_N[rows], entropies_N[rows], normalisers_N[rows] = scores
                 if squares:
                     collisions_N[rows] = collisions(logits_RV, temperatures_N[rows])
@@ -183,7 +183,7 @@ def _rows(chunk: slice, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield slice(first, first + len(logits_RV)), logits_RV
 
 
-def _scored(logits_RV: Tensor, ids_R: Tensor, temperatures_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _score(logits_RV: Tensor, ids_R: Tensor, temperatures_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log softmax(logits / temperature) at the ids, the entropies, and the logarithms of the normalisers."""
     shifted_RV = logits_RV.to(temperatures_R.dtype) / temperatures_R[:, None]
     largest_R1 = shifted_RV.amax(-1, keepdim=True)

@@ -64,7 +64,7 @@ class TokenScorer(nn.Module):
         self.head = ScoringHead(cast(Any, lm).get_output_embeddings(), dtype, self._logit_scale, collisions)
         self.critic = _critic(lm) if critic else None
         with _moved(lm, device):
-            self.packs: bool = self._probed()
+            self.packs: bool = self._probe()
         """Whether episodes stand one after the other and share prompts. Every layer must be attention of a kind that
         `attention.py` knows; the state of a recurrent layer (linear attention, Mamba, convolution) would run on from
         one episode into the next. Such a model reads padded rows, and its segments must have no prefixes."""
@@ -119,7 +119,7 @@ class TokenScorer(nn.Module):
         return torch.cat([row_TD[:length] for row_TD, length in zip(hidden_BTD, lengths, strict=True)])
 
     @torch.no_grad()
-    def _probed(self) -> bool:
+    def _probe(self) -> bool:
         """Return whether the model's episodes can be packed; raise ConfigError if its logits are not the head's output.
 
         A few tokens go through the model, so that no family with a step of its own is trained on wrong scores.
@@ -164,7 +164,7 @@ class TokenScorer(nn.Module):
     def _packs_exactly(self) -> bool:
         """Make the model use packed attention if an episode after another one scores as it does alone."""
         lm: Any = self.lm
-        own, device = lm.config._attn_implementation, lm.device
+        implementation, device = lm.config._attn_implementation, lm.device
         # Not the first ids: those of special tokens are often untrained, and bfloat16 makes chaos of them.
         vocabulary = lm.get_input_embeddings().num_embeddings
         ids_T = (torch.arange(12, device=device) * 7 + vocabulary // 2) % vocabulary
@@ -183,7 +183,7 @@ class TokenScorer(nn.Module):
                 return True
         except attention.UnsupportedAttention as error:
             log.info("not_packed", why=str(error))
-        lm.set_attn_implementation(own)
+        lm.set_attn_implementation(implementation)
         self.packs = False
         return False
 

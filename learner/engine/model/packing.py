@@ -87,17 +87,17 @@ def families(traces: Sequence[Trace]) -> list[tuple[int, list[int]]]:
     A prefix ends one token before the first trained one: that token's score comes from the position before it.
     """
     prompts: defaultdict[bytes, list[int]] = defaultdict(list)
-    for place, trace in enumerate(traces):
+    for index, trace in enumerate(traces):
         first_trained = int(trace.mask_L.argmax())
-        prompts[trace.ids_L[:first_trained].tobytes()].append(place)
-    found, alone = [], []
+        prompts[trace.ids_L[:first_trained].tobytes()].append(index)
+    cuts, alone = [], []
     for places in prompts.values():
         prefix_tokens = int(traces[places[0]].mask_L.argmax()) - 1
         if (len(places) - 1) * prefix_tokens >= WORTH_SHARING_TOKENS:
-            found.append((prefix_tokens, places))
+            cuts.append((prefix_tokens, places))
         else:
             alone += places
-    return [*found, (0, alone)]
+    return [*cuts, (0, alone)]
 
 
 def fill(
@@ -107,24 +107,24 @@ def fill(
     cuts: list[Cut] = []
     # Neighbours in length share a rectangle, which keeps padding small. The place breaks ties: every rank computes this
     # plan for itself, and all have to get the same one.
-    for place in sorted(places, key=lambda place: (-lengths[place], place)):
-        if lengths[place] > micro_batch_tokens:
+    for index in sorted(places, key=lambda index: (-lengths[index], index)):
+        if lengths[index] > micro_batch_tokens:
             raise ConfigError(
-                f"a trace of {lengths[place]} tokens does not fit into a micro-batch of {micro_batch_tokens}: "
+                f"a trace of {lengths[index]} tokens does not fit into a micro-batch of {micro_batch_tokens}: "
                 "raise learner.micro_batch_tokens or lower model.max_context_tokens"
             )
         if cuts:
-            longer = _cut((*cuts[-1].rows, place), prefix_tokens, lengths, flat)
+            longer = _cut((*cuts[-1].rows, index), prefix_tokens, lengths, flat)
             if longer.tokens <= micro_batch_tokens:
                 cuts[-1] = longer
                 continue
-        cuts.append(_cut((place,), prefix_tokens, lengths, flat))
+        cuts.append(_cut((index,), prefix_tokens, lengths, flat))
     return cuts
 
 
 def _cut(rows: tuple[int, ...], prefix_tokens: int, lengths: Sequence[int], flat: bool) -> Cut:
-    own = [lengths[row] - prefix_tokens for row in rows]
-    return Cut(rows, prefix_tokens, prefix_tokens + (sum(own) if flat else len(own) * max(own)))
+    suffixes = [lengths[row] - prefix_tokens for row in rows]
+    return Cut(rows, prefix_tokens, prefix_tokens + (sum(suffixes) if flat else len(suffixes) * max(suffixes)))
 
 
 def spread(cuts: Sequence[Cut], lengths: Sequence[int], ranks: int, flat: bool = True) -> list[list[Cut]]:
@@ -151,7 +151,9 @@ def joined(plan: Sequence[Cut], micro_batch_tokens: int) -> list[list[Cut]]:
     micro_batches: list[list[Cut]] = []
     for cut in plan:
         room = micro_batch_tokens - cut.tokens
-        taken = next((own for own in micro_batches if sum(other.tokens for other in own) <= room), None)
+        taken = next(
+            (candidate for candidate in micro_batches if sum(other.tokens for other in candidate) <= room), None
+        )
         if taken is None:
             micro_batches.append([cut])
         else:

@@ -271,14 +271,14 @@ LONG: dict[str, Any] = {
 def test_no_part_of_a_request_that_is_far_too_long_is_rendered_on_the_event_loop(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, loop_thread = ChatTemplate._written, threading.get_ident()
+    written, loop_thread = ChatTemplate._write, threading.get_ident()
     threads: set[int] = set()
 
     def noted(chat: ChatTemplate, *given: Any) -> str:
         threads.add(threading.get_ident())
         return written(chat, *given)
 
-    monkeypatch.setattr(ChatTemplate, "_written", noted)
+    monkeypatch.setattr(ChatTemplate, "_write", noted)
     monkeypatch.setattr(ChatTemplate, "render", None)
 
     async def scenario() -> None:

@@ -227,7 +227,7 @@ def test_a_frozen_model_whose_fetch_was_cut_off_is_fetched_after_it_was_sent_aga
         def cut_off(_: int) -> None:
             raise ConnectionError("the broker is away")
 
-        monkeypatch.setattr(host.merged, "_received", cut_off)
+        monkeypatch.setattr(host.merged, "_count_bytes", cut_off)
         with pytest.raises(ConnectionError):
             await host.load(first)
         monkeypatch.undo()

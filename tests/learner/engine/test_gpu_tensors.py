@@ -38,13 +38,13 @@ def test_the_head_cuts_a_gpus_tokens_by_a_gpus_limits_and_scores_the_same(monkey
     monkeypatch.setitem(head.LOGITS_BYTES, "cuda", 25 * 500 * 2)
     monkeypatch.setitem(head.CHUNK_ROWS, "cuda", 10)
     rows: list[int] = []
-    score = head._scored
+    score = head._score
 
     def counted(logits_RV: Tensor, *asked: Tensor) -> Any:
         rows.append(len(logits_RV))
         return score(logits_RV, *asked)
 
-    monkeypatch.setattr(head, "_scored", counted)
+    monkeypatch.setattr(head, "_score", counted)
     scoring = head.ScoringHead(SimpleNamespace(weight=weight_VD), None, 1.0, False)
     logprobs_N, _, _ = scoring(hidden_ND, torch.full((60,), 7), torch.ones(60))
     assert rows == [10, 10, 10, 5, 10, 10, 5]  # chunks of 10, 25 and 25 tokens: the last is full

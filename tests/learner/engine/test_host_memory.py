@@ -32,7 +32,7 @@ class Gpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     stand_in = Gpu()
     monkeypatch.setattr(host_memory, "_is_there", lambda _: False)
-    monkeypatch.setattr(host_memory, "_pinned", stand_in.pin)
+    monkeypatch.setattr(host_memory, "_pin", stand_in.pin)
     monkeypatch.setattr(torch.accelerator, "synchronize", stand_in.synchronize)
     return stand_in
 

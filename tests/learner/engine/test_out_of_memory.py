@@ -85,7 +85,7 @@ def none(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None: ...
 
 def several_ranks(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "ranks", 2)
-    monkeypatch.setattr(engine, "_packed", lambda traces: step.pack(traces, 1, MICRO_BATCH_TOKENS)[0])
+    monkeypatch.setattr(engine, "_pack", lambda traces: step.pack(traces, 1, MICRO_BATCH_TOKENS)[0])
 
 
 @pytest.mark.parametrize(
