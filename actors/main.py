@@ -60,7 +60,7 @@ async def run_actor(
                         context=config.rollout.context,
                         parser=parser,
                         gateway=gateway,
-                        states=config.advantage.state_weight > 0,
+                        states=config.advantage.compares_states,
                     )
                     for env in config.envs
                 },

@@ -4,12 +4,13 @@ Knows the sections by their pydantic models alone, so that `schema.py` can impor
 """
 
 import codecs
+import functools
 import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
@@ -18,9 +19,9 @@ from pydantic_settings import (
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsError,
-    TomlConfigSettingsSource,
 )
 
+from horizonrl.common.config.section import by_kind, sections_of
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.run_dir import CONFIG
 
@@ -36,10 +37,12 @@ def load_sections(
     Later sources win. Of the variables, a `recorded` config takes the password alone, which was not recorded.
     Raises ConfigError with one line per mistake.
     """
-    for recipe in recipes:
-        _require_toml(recipe)
+    texts = [_read_toml(recipe) for recipe in recipes]
     # By hand and not by pydantic-settings: an override then gives the same message as a recipe.
     given = parse_overrides(overrides)
+    for source, tables in (("the command line", given), *(("a recipe", text) for text in texts)):
+        _refuse_secrets(tables, source)
+        _refuse_capitals(tables, source, config)
     if not recorded:
         _refuse_unknown_variables(config)
 
@@ -48,19 +51,15 @@ def load_sections(
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            recipe = TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True)
-            # Here, since the recipes are merged here: a secret in any of them is found before it is validated.
-            for place, said in (("the command line", given), ("a recipe", recipe.toml_data)):
-                _refuse_secrets(said, place)
-                _refuse_capitals(said, place, config)
-            # The first source wins: command line, environment, recipes.
             variables = _Password(settings_cls) if recorded else EnvSettingsSource(settings_cls)
-            return (InitSettingsSource(settings_cls, init_kwargs=given), variables, recipe)
+            # By hand and not by pydantic-settings, which knows no kinds.
+            merged = functools.reduce(functools.partial(_overlay, config), [*texts, variables(), given])
+            return (InitSettingsSource(settings_cls, init_kwargs=merged),)
 
     try:
         loaded = Loaded()
     except ValidationError as error:
-        problems = _innermost(error.errors())
+        problems = _innermost([_without_kind(problem, config) for problem in error.errors()])
         variables = {} if recorded else os.environ
         said = [_origin(problem, given, variables, recipes) + _explain(problem, config) for problem in problems]
         raise ConfigError("\n".join(said)) from None
@@ -71,6 +70,40 @@ def load_sections(
     return dict(loaded)
 
 
+def _overlay(config: type[BaseModel], lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    """Return what two sources give together; the upper one wins.
+
+    If it changes a section's kind, what the lower one says of the other kind's own keys is left out.
+    """
+    remaining = dict(lower)
+    for name, section in upper.items():
+        if name in config.model_fields and isinstance(section, dict) and isinstance(lower.get(name), dict):
+            dropped = _keys_of_former_kind(config.model_fields[name].annotation, lower[name], section)
+            remaining[name] = {key: value for key, value in lower[name].items() if key not in dropped}
+    return _merged(remaining, upper)
+
+
+def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    """Join tables at any depth."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        under = lower.get(key)
+        merged[key] = _merged(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
+    return merged
+
+
+def _keys_of_former_kind(annotation: Any, lower: dict[str, Any], upper: dict[str, Any]) -> set[str]:
+    """Return the keys of the lower source's kind that mean nothing, or something else, under that of the upper one."""
+    kinds = by_kind(annotation)
+    kind = lower.get("kind", next(iter(kinds), ""))
+    before, after = kinds.get(str(kind)), kinds.get(str(upper.get("kind", kind)))
+    if before is None or after is None:
+        return set()
+    # The same key of two kinds, such as `cap`, may bound another quantity in each; the common base has one meaning.
+    base = next(base for base in before.__mro__ if issubclass(after, base) and issubclass(base, BaseModel))
+    return set(before.model_fields) - set(base.model_fields)
+
+
 class _Password(EnvSettingsSource):
     """The password alone, of all environment variables."""
 
@@ -78,8 +111,8 @@ class _Password(EnvSettingsSource):
         return {name: value for name, value in super()._load_env_vars().items() if name.upper() == PASSWORD}
 
 
-def _require_toml(recipe: Path) -> None:
-    """Raise ConfigError unless a recipe can be read."""
+def _read_toml(recipe: Path) -> dict[str, Any]:
+    """Return a recipe's tables. Raises ConfigError if it cannot be read."""
     if recipe.is_dir() and (recipe / CONFIG).is_file():
         raise ConfigError(f"{recipe} is a run directory, not a recipe: give {recipe / CONFIG}, or a TOML file")
     if not recipe.exists():
@@ -87,7 +120,7 @@ def _require_toml(recipe: Path) -> None:
     if not recipe.is_file():  # a pipe could be read only once
         raise ConfigError(f"{recipe} is not a regular file: save the recipe as a TOML file")
     try:
-        tomllib.loads(recipe.read_text(encoding="utf-8"))
+        return tomllib.loads(recipe.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{recipe} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -118,7 +151,7 @@ def _refuse_unknown_variables(model: type[BaseModel]) -> None:
         section, nested, _ = words.partition("__")
         meant, _, key = words.partition("_")
         field = model.model_fields.get(meant)
-        slip = field is not None and key in getattr(field.annotation, "model_fields", ())
+        slip = field is not None and key in _keys(field.annotation)
         if section not in model.model_fields if nested else slip:
             raise ConfigError(
                 f"the environment variable {name} names no key of the config: write it as HORIZONRL_SECTION__KEY, with "
@@ -228,11 +261,26 @@ PLAINLY = {
 """Replacements for messages of pydantic that name Python's types, which a recipe's author need not know."""
 
 
+def _without_kind(problem: Any, config: type[BaseModel]) -> Any:
+    """Return a problem without the kind that pydantic puts into its location."""
+    section, *inner = problem["loc"] or ("",)
+    field = config.model_fields.get(section)
+    if not inner or field is None or not by_kind(field.annotation):
+        return problem
+    return problem | {"loc": (section, *inner[1:]), "kind": inner[0]}
+
+
 def _explain(problem: Any, model: type[BaseModel]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(problem["loc"], model)
-        return f"{place}: no such key{_meant(problem['loc'], known, model)} Known keys: {', '.join(known)}"
+        known = _known_keys(problem, model)
+        return f"{place}: no such key{_meant(problem, known, model)} Known keys: {', '.join(known)}"
+    if problem["type"] == "union_tag_invalid":
+        kinds = [kind.strip("'") for kind in problem["ctx"]["expected_tags"].split(", ")]
+        return (
+            f"{place}.kind is {problem['ctx']['tag']!r}: choose {', '.join(kinds)}"
+            f"{did_you_mean(problem['ctx']['tag'], kinds)}"
+        )
     message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     # A wrong value in this section may be a password, which must not reach a log.
     secret = problem["loc"][:1] == ("broker",)
@@ -240,24 +288,36 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
     return f"{place + ': ' if place else ''}{message}{given}"
 
 
-def _meant(place: tuple[Any, ...], known: Sequence[str], model: type[BaseModel]) -> str:
-    """Return the suggestion for an unknown section or key. A key may belong to its own section or to another one."""
-    given = ".".join(map(str, place))
+def _meant(problem: Any, known: Sequence[str], model: type[BaseModel]) -> str:
+    """Return the suggestion for an unknown section or key. A key may belong to another kind, or to another section."""
+    given = ".".join(map(str, problem["loc"]))
     if given == "env":
         return ': environments are a list, for example --envs \'[{"id": "maze"}]\'.'
-    if len(place) == 1:
+    if len(problem["loc"]) == 1:
         return did_you_mean(given, known)
-    beside = [f"{given.rpartition('.')[0]}.{key}" for key in known]
-    sections = {name: field.annotation for name, field in model.model_fields.items()}
-    others = [f"{name}.{key}" for name, section in sections.items() for key in getattr(section, "model_fields", ())]
+    section, _, key = given.rpartition(".")
+    if kinds := _kinds_with(section, key, model):
+        return f" of {section}.kind {problem['kind']}: it belongs to {', '.join(kinds)}."
+    beside = [f"{section}.{other}" for other in known]
+    others = [f"{name}.{other}" for name, field in model.model_fields.items() for other in _keys(field.annotation)]
     return did_you_mean(given, [*beside, *others])
 
 
-def _known_keys(place: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+def _kinds_with(section: str, key: str, model: type[BaseModel]) -> list[str]:
+    """Return the kinds of a section that have a key; none if the section has no kinds."""
+    kinds = by_kind(model.model_fields[section].annotation) if section in model.model_fields else {}
+    return [kind for kind, choice in kinds.items() if key in choice.model_fields]
+
+
+def _keys(annotation: Any) -> list[str]:
+    """Return the keys of a section, of all its kinds."""
+    return list(dict.fromkeys(key for section in sections_of(annotation) for key in section.model_fields))
+
+
+def _known_keys(problem: Any, model: type[BaseModel]) -> list[str]:
     """Return the keys of the section that an unknown key was given in."""
-    for part in place[:-1]:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        for candidate in (annotation, *get_args(annotation)):  # a list of sections is tuple[Section, ...]
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                model = candidate
+    for part in problem["loc"][:-1]:
+        if part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            model = by_kind(annotation).get(problem.get("kind", ""), *sections_of(annotation)[:1])
     return sorted(model.model_fields)

@@ -8,41 +8,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from horizonrl.common.config.section import AboveZero, Band, NotNegative, Positive, Section, Share
+from horizonrl.common.config.section import AboveZero, Band, ByKind, NotNegative, Positive, Section, Share
 
 
 class AdvantageSection(Section):
-    kind: Literal[
-        "grpo",
-        "dr_grpo",
-        "rloo",
-        "maxrl",
-        "otb",
-        "reinforce_pp",
-        "reinforce_pp_baseline",
-        "gae",
-        "vtrace",
-        "return",
-        "dpo",
-    ] = "grpo"
+    """What every kind of advantage has."""
+
+    kind: str
     """Advantage estimator (docs/algorithms.md). return, with loss reinforce and no correction, clones episodes weighted
     by reward (AgentEvol)."""
-    credit: Literal["episode", "turn"] = "episode"
-    """Whether a token gets the return of its episode, or the rewards from its turn on."""
-    discount: Share = 1.0
-    """Discount per turn (per token for gae at token level). Below 1, it needs credit by turn, `state_weight`,
-    reinforce_pp, gae or vtrace."""
-    trace_decay: Share = 0.95
-    """λ of gae and vtrace: 1 trusts returns, 0 the critic."""
-    level: Literal["turn", "token"] = "turn"
-    """Step of gae: a turn or a token."""
-    ratio_cap: AboveZero = 1.0
-    """Upper bound of vtrace's ρ and c."""
-    state_weight: NotNegative = 0.0
-    """ω of GiGPO: weight of a comparison of turns in the same state, for environments that name their state. 0 turns it
-    off."""
-    dpo_beta: AboveZero = 0.5
-    """β of dpo: penalty for leaving the reference."""
     truncated: Literal["keep", "mask"] = "keep"
     """Whether truncated episodes are trained. They count in the baseline either way."""
 
@@ -53,13 +27,111 @@ class AdvantageSection(Section):
 
     @property
     def needs_critic(self) -> bool:
-        return self.kind in ("gae", "vtrace")
+        return isinstance(self, CriticAdvantage)
+
+    @property
+    def critic_steps(self) -> int:
+        """RL steps in which only the critic learns."""
+        return self.critic_warmup_steps if isinstance(self, CriticAdvantage) else 0
 
     @property
     def linear_only(self) -> bool:
         """Whether only an episode of a single token sequence has this advantage; groups with others are malformed."""
         # A critic's next value, and DPO's likelihood, are those of one sequence whose every turn is trained.
         return self.needs_critic or self.kind == "dpo"
+
+    @property
+    def compares_states(self) -> bool:
+        """Whether turns in the same state are compared, so that environments must name their states."""
+        return isinstance(self, GrpoAdvantage) and self.state_weight > 0
+
+
+class DiscountedAdvantage(AdvantageSection):
+    discount: Share = 1.0
+    """Discount per turn (per token for gae at token level). Below 1, a kind with `credit` needs credit by turn or
+    `state_weight`."""
+
+
+class CreditedAdvantage(DiscountedAdvantage):
+    credit: Literal["episode", "turn"] = "episode"
+    """Whether a token gets the return of its episode, or the rewards from its turn on."""
+
+    @model_validator(mode="after")
+    def _discounts_what_is_ahead(self) -> Self:
+        # A discount needs a distance in turns. The return of a whole episode has none.
+        if self.discount < 1 and self.credit == "episode" and not self.compares_states:
+            raise ValueError(
+                f"advantage.discount is {self.discount} but {self.kind} credits whole episodes: set "
+                "advantage.credit to turn, or the discount to 1"
+            )
+        return self
+
+
+class GrpoAdvantage(CreditedAdvantage):
+    kind: Literal["grpo", "dr_grpo"] = "grpo"
+    state_weight: NotNegative = 0.0
+    """ω of GiGPO: weight of a comparison of turns in the same state, for environments that name their state. 0 turns it
+    off."""
+
+    @model_validator(mode="after")
+    def _adds_to_whole_returns(self) -> Self:
+        if self.compares_states and self.credit == "turn":
+            raise ValueError(
+                f"advantage.state_weight is {self.state_weight} but GiGPO adds to the returns of whole episodes: set "
+                "advantage.credit to episode, or state_weight to 0"
+            )
+        return self
+
+
+class TurnAdvantage(CreditedAdvantage):
+    kind: Literal["otb", "reinforce_pp_baseline", "return"]
+
+
+class EpisodeAdvantage(AdvantageSection):
+    kind: Literal["rloo", "maxrl"]
+
+
+class ReinforcePpAdvantage(DiscountedAdvantage):
+    kind: Literal["reinforce_pp"] = "reinforce_pp"
+
+
+class CriticAdvantage(DiscountedAdvantage):
+    trace_decay: Share = 0.95
+    """λ: 1 trusts returns, 0 the critic."""
+    critic_lr: AboveZero = 1e-3
+    """Learning rate of the value head, which does not change the policy."""
+    critic_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """RL steps in which only the critic learns, before the policy's warm-up."""
+
+
+class GaeAdvantage(CriticAdvantage):
+    kind: Literal["gae"] = "gae"
+    level: Literal["turn", "token"] = "turn"
+    """Step of gae: a turn or a token."""
+
+
+class VtraceAdvantage(CriticAdvantage):
+    kind: Literal["vtrace"] = "vtrace"
+    cap: AboveZero = 1.0
+    """Upper bound of ρ and c."""
+
+
+class DpoAdvantage(AdvantageSection):
+    kind: Literal["dpo"] = "dpo"
+    beta: AboveZero = 0.5
+    """β: penalty for leaving the reference."""
+
+
+Advantage = Annotated[
+    GrpoAdvantage
+    | TurnAdvantage
+    | EpisodeAdvantage
+    | ReinforcePpAdvantage
+    | GaeAdvantage
+    | VtraceAdvantage
+    | DpoAdvantage,
+    ByKind("grpo"),
+]
 
 
 class RewardSection(Section):
@@ -94,34 +166,10 @@ class RewardSection(Section):
 
 
 class LossSection(Section):
-    kind: Literal[
-        "ppo",
-        "decoupled_ppo",
-        "dppo",
-        "cispo",
-        "gspo",
-        "reinforce",
-    ] = "ppo"
-    """Policy loss (docs/algorithms.md). Clips apply to ppo and decoupled_ppo, `dual_clip` and `importance_cap` to
-    ppo."""
-    clip_low: Share = 0.2
-    """Ratios below 1 - clip_low are clipped."""
-    clip_high: NotNegative = 0.28
-    """Ratios above 1 + clip_high are clipped. The default is wider than below (Clip-higher, DAPO)."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """c of dual-clip PPO: the surrogate of a negative advantage A is at least c·A."""
-    importance_cap: AboveZero | None = None
-    """Cap of a token's ratio (TIS), above 1 + clip_high."""
-    dppo_delta: Share = 0.2
-    """Change of a token's probability above which dppo drops its gradient."""
-    dppo_penalty: NotNegative = 1e-3
-    """τ of dppo: weight of the squared log-ratio."""
-    cispo_cap: AboveZero = 5.0
-    """Upper bound of cispo's ratio."""
-    gspo_low: Share = 3e-4
-    """Lower side of gspo's trust region, for an episode's geometric mean ratio."""
-    gspo_high: NotNegative = 4e-4
-    """Upper side of gspo's trust region."""
+    """What every kind of loss has."""
+
+    kind: str
+    """Policy loss (docs/algorithms.md)."""
     entropy: NotNegative = 0.0
     """Coefficient of the entropy bonus. 0 turns it off."""
     normalisation: Literal["auto", "token", "sequence", "prompt", "constant"] = "auto"
@@ -148,29 +196,77 @@ class LossSection(Section):
             return "sequence" if self.kind == "gspo" else "token"
         return self.normalisation
 
+    @property
+    def weighed(self) -> bool:
+        """Whether the ratio lacks μ, so that the correction gives each token a weight."""
+        return self.kind in ("reinforce", "decoupled_ppo")
+
+
+class ClippedLoss(LossSection):
+    low: Share = 0.2
+    """Ratios below 1 - low are clipped."""
+    high: NotNegative = 0.28
+    """Ratios above 1 + high are clipped. The default is wider than below (Clip-higher, DAPO)."""
+
+
+class PpoLoss(ClippedLoss):
+    kind: Literal["ppo"] = "ppo"
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """c of dual-clip PPO: the surrogate of a negative advantage A is at least c·A."""
+    cap: AboveZero | None = None
+    """Cap of a token's ratio (TIS), above 1 + high."""
+
     @model_validator(mode="after")
     def _keeps_its_upper_bound(self) -> Self:
-        if self.importance_cap is not None and self.importance_cap <= 1.0 + self.clip_high:
+        if self.cap is not None and self.cap <= 1.0 + self.high:
             raise ValueError(
-                f"importance_cap is {self.importance_cap} but a ratio is clipped above 1 + clip_high = "
-                f"{1.0 + self.clip_high:g}, which a capped one never reaches: the trust region would have no upper "
-                "side; set a higher cap, or none"
+                f"cap is {self.cap} but a ratio is clipped above 1 + high = {1.0 + self.high:g}, which a capped one "
+                "never reaches: the trust region would have no upper side; set a higher cap, or none"
             )
         return self
 
 
-class CorrectionSection(Section):
-    kind: Literal["auto", "token", "sequence", "icepop"] | None = "auto"
-    """Importance weight for reinforce and decoupled_ppo. auto: token for these two, otherwise off."""
-    token_cap: AboveZero = 2.0
-    """Upper bound of the weight for token."""
-    sequence_cap: AboveZero = 5.0
-    """Upper bound of the weight for sequence."""
-    icepop_band: Band = (0.5, 5.0)
-    """Ratios that icepop keeps. Others have weight 0."""
+class DecoupledPpoLoss(ClippedLoss):
+    kind: Literal["decoupled_ppo"] = "decoupled_ppo"
     proximal: Literal["exact", "interpolated"] = "exact"
-    """π_prox of decoupled_ppo. exact: the policy before the step, which may take one more forward pass. interpolated:
-    the version before, between log μ and log π (AReaL)."""
+    """π_prox. exact: the policy before the step, which may take one more forward pass. interpolated: the version
+    before, between log μ and log π (AReaL)."""
+
+
+class DppoLoss(LossSection):
+    kind: Literal["dppo"] = "dppo"
+    delta: Share = 0.2
+    """Change of a token's probability above which its gradient is dropped."""
+    penalty: NotNegative = 1e-3
+    """τ: weight of the squared log-ratio."""
+
+
+class CispoLoss(LossSection):
+    kind: Literal["cispo"] = "cispo"
+    cap: AboveZero = 5.0
+    """Upper bound of the ratio."""
+
+
+class GspoLoss(LossSection):
+    kind: Literal["gspo"] = "gspo"
+    low: Share = 3e-4
+    """Lower side of the trust region, for an episode's geometric mean ratio."""
+    high: NotNegative = 4e-4
+    """Upper side of the trust region."""
+
+
+class ReinforceLoss(LossSection):
+    kind: Literal["reinforce"] = "reinforce"
+
+
+Loss = Annotated[PpoLoss | DecoupledPpoLoss | DppoLoss | CispoLoss | GspoLoss | ReinforceLoss, ByKind("ppo")]
+
+
+class CorrectionSection(Section):
+    """What every kind of correction has."""
+
+    kind: str | None
+    """Importance weight for reinforce and decoupled_ppo. auto: token for these two, otherwise off."""
     geometric_band: Band | None = None
     """Geometric mean ratios of kept episodes, such as [0.99, 1.01]."""
     k3_max: AboveZero | None = None
@@ -190,14 +286,39 @@ class CorrectionSection(Section):
 
     @model_validator(mode="after")
     def _around_one(self) -> Self:
-        for name in ("icepop_band", "geometric_band", "veto_band"):
-            band = getattr(self, name)
+        for name in ("band", "geometric_band", "veto_band"):
+            band = getattr(self, name, None)
             if band is not None and not (band[0] <= 1 <= band[1] and band[0] < band[1]):
                 raise ValueError(
                     f"{name} is {list(band)}: give the lower bound first, and include 1, which is the ratio of tokens "
                     "that the policy itself sampled"
                 )
         return self
+
+
+class TokenCorrection(CorrectionSection):
+    kind: Literal["auto", "token"] = "auto"
+    cap: AboveZero = 2.0
+    """Upper bound of a token's weight."""
+
+
+class SequenceCorrection(CorrectionSection):
+    kind: Literal["sequence"] = "sequence"
+    cap: AboveZero = 5.0
+    """Upper bound of an episode's weight."""
+
+
+class IcepopCorrection(CorrectionSection):
+    kind: Literal["icepop"] = "icepop"
+    band: Band = (0.5, 5.0)
+    """Ratios that are kept. Others have weight 0."""
+
+
+class NoCorrection(CorrectionSection):
+    kind: None = None
+
+
+Correction = Annotated[TokenCorrection | SequenceCorrection | IcepopCorrection | NoCorrection, ByKind("auto")]
 
 
 class ReferenceSection(Section):
@@ -211,30 +332,22 @@ class ReferenceSection(Section):
     """Versions after which the reference moves to the policy. None keeps the first."""
 
 
-class CriticSection(Section):
-    lr: AboveZero = 1e-3
-    """Learning rate of the value head, which does not change the policy."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """RL steps in which only the critic learns, before the policy's warm-up."""
-
-
 class Objective(Section):
     """What a step optimises."""
 
     reward: RewardSection = RewardSection()
-    advantage: AdvantageSection = AdvantageSection()
-    loss: LossSection = LossSection()
-    correction: CorrectionSection = CorrectionSection()
+    advantage: Advantage = GrpoAdvantage()
+    loss: Loss = PpoLoss()
+    correction: Correction = TokenCorrection()
     reference: ReferenceSection = ReferenceSection()
-    critic: CriticSection = CriticSection()
 
     @property
-    def weight(self) -> Literal["token", "sequence", "icepop"] | None:
-        """The weight that `correction.kind` stands for."""
-        if self.correction.kind == "auto":
-            # The ratio of the other losses is π/μ, which is the correction already.
-            return "token" if self.loss.kind in WEIGHED else None
-        return self.correction.kind
+    def weight(self) -> CorrectionSection | None:
+        """The correction, if it weighs tokens."""
+        if self.correction.kind is None:
+            return None
+        # The ratio of the other losses is π/μ, which is the correction already.
+        return self.correction if self.correction.kind != "auto" or self.loss.weighed else None
 
     @property
     def penalised(self) -> bool:
@@ -249,7 +362,8 @@ class Objective(Section):
     def needs_scores(self) -> bool:
         """Whether a forward pass at the start of the step must score the batch."""
         # With a single update, the policy at the start of the step is the one in training, so it needs no pass.
-        proximal = self.loss.kind == "decoupled_ppo" and self.correction.proximal == "exact" and self.loss.updates > 1
+        loss = self.loss
+        proximal = isinstance(loss, DecoupledPpoLoss) and loss.proximal == "exact" and loss.updates > 1
         return self.needs_reference or self.advantage.needs_critic or self.advantage.kind == "otb" or proximal
 
     @model_validator(mode="after")
@@ -268,31 +382,11 @@ class Objective(Section):
     def refuse_unsound(self) -> None:
         """Raise ValueError for an invalid combination, with the reason and the fix."""
         advantage, loss, correction = self.advantage, self.loss, self.correction
-        if self.weight is not None and loss.kind not in WEIGHED:
+        if self.weight is not None and not loss.weighed:
             raise ValueError(
                 f"correction.kind is {correction.kind} but the ratio of loss.kind = {loss.kind} already divides by the "
                 "behaviour policy, which would count twice: leave correction.kind at auto, or set loss.kind to "
                 "reinforce or decoupled_ppo"
-            )
-        if loss.importance_cap is not None and loss.kind != "ppo":
-            raise ValueError(
-                f"loss.importance_cap is {loss.importance_cap} but only bounds the ratio of ppo, and loss.kind is "
-                f"{loss.kind}: set it to none and use that loss's own cap (cispo_cap, token_cap, ...)"
-            )
-        by_turn = ("grpo", "dr_grpo", "otb", "reinforce_pp_baseline", "return")
-        if advantage.credit == "turn" and advantage.kind not in by_turn:
-            raise ValueError(
-                f"advantage.credit is turn but advantage.kind {advantage.kind} has its own credit (rloo, maxrl and dpo "
-                "use whole episodes; reinforce_pp, gae and vtrace use the rewards to come): set credit to episode, or "
-                "kind to grpo, dr_grpo, otb or reinforce_pp_baseline"
-            )
-        # A discount needs a distance in turns or tokens. The return of a whole episode has none.
-        ahead = advantage.credit == "turn" or advantage.kind in ("reinforce_pp", "gae", "vtrace")
-        ahead = ahead or advantage.state_weight > 0
-        if advantage.discount < 1 and not ahead:
-            raise ValueError(
-                f"advantage.discount is {advantage.discount} but {advantage.kind} credits whole episodes: set "
-                "advantage.credit to turn, or the discount to 1"
             )
         if advantage.kind == "dpo" and not self._is_dpo:
             raise ValueError(
@@ -303,7 +397,7 @@ class Objective(Section):
             )
         # DPO's implicit reward is β times the log-ratio to the reference: a second KL would count it twice.
         if advantage.kind == "dpo" and self.reference.kl > 0:
-            raise ValueError("reference.kl is set but dpo already has its KL in dpo_beta: set reference.kl to 0")
+            raise ValueError("reference.kl is set but dpo already has its KL in advantage.beta: set reference.kl to 0")
         self._refuse_contradictions()
         self._refuse_what_does_nothing()
 
@@ -325,17 +419,6 @@ class Objective(Section):
                 f"advantage.kind {advantage.kind} {positive[advantage.kind]}, and {' and '.join(causes)} may make a "
                 "return negative: leave that out, or set advantage.kind to grpo"
             )
-        if advantage.state_weight > 0 and (advantage.kind not in ("grpo", "dr_grpo") or advantage.credit == "turn"):
-            raise ValueError(
-                f"advantage.state_weight is {advantage.state_weight} but GiGPO adds to whole returns compared by grpo "
-                f"or dr_grpo, and kind is {advantage.kind} with credit {advantage.credit}: set kind to one of them and "
-                "credit to episode, or state_weight to 0"
-            )
-        if self.critic.warmup_steps and not advantage.needs_critic:
-            raise ValueError(
-                f"critic.warmup_steps is {self.critic.warmup_steps} but advantage.kind {advantage.kind} has no critic: "
-                "set it to 0, or kind to gae or vtrace"
-            )
 
     def _refuse_what_does_nothing(self) -> None:
         kind, loss = self.advantage.kind, self.loss
@@ -351,7 +434,3 @@ class Objective(Section):
                 f"loss.kl_max is {loss.kl_max} but a batch makes a single update, which is always made: set "
                 "minibatches or epochs above 1, or kl_max to none"
             )
-
-
-WEIGHED = ("reinforce", "decoupled_ppo")
-"""The losses without μ in their ratio, which take a weight from the correction."""

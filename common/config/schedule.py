@@ -10,11 +10,11 @@ from horizonrl.common.state import ContextRule
 from horizonrl.common.types import Phase
 
 if TYPE_CHECKING:
-    from horizonrl.common.config.objective import CriticSection
+    from horizonrl.common.config.objective import Advantage
     from horizonrl.common.config.training import (
         EnvSection,
         EvalSection,
-        HorizonSection,
+        Horizon,
         ImitationSection,
         LearnerSection,
         ModelSection,
@@ -34,10 +34,10 @@ class RunSchedule:
         model: ModelSection
         envs: tuple[EnvSection, ...]
         rollout: RolloutSection
-        horizon: HorizonSection
+        horizon: Horizon
         imitation: ImitationSection
         rl: RlSection
-        critic: CriticSection
+        advantage: Advantage
         eval: EvalSection
         learner: LearnerSection
 
@@ -84,9 +84,9 @@ class RunSchedule:
         warmup_steps = self.warmup_steps(phase)
         steps = rates.steps
         if phase is Phase.RL:
-            if phase_step < self.critic.warmup_steps:
+            if phase_step < self.advantage.critic_steps:
                 return 0.0
-            phase_step, steps = phase_step - self.critic.warmup_steps, steps - self.critic.warmup_steps
+            phase_step, steps = phase_step - self.advantage.critic_steps, steps - self.advantage.critic_steps
         fallen = decay(rates.lr_schedule, phase_step, steps, warmup_steps, rates.lr_end_share)
         return rates.lr * warm_up(phase_step, warmup_steps) * fallen
 

@@ -18,13 +18,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from horizonrl.common.config.loading import load_sections
 from horizonrl.common.config.nats import NatsSection, refuse_moved_keys
 from horizonrl.common.config.objective import (
-    AdvantageSection,
-    CorrectionSection,
-    CriticSection,
-    LossSection,
+    Advantage,
+    Correction,
+    GrpoAdvantage,
+    Loss,
     Objective,
+    PpoLoss,
     ReferenceSection,
     RewardSection,
+    TokenCorrection,
 )
 from horizonrl.common.config.rates import refuse_senseless
 from horizonrl.common.config.schedule import RunSchedule
@@ -33,13 +35,14 @@ from horizonrl.common.config.training import (
     CurriculumSection,
     EnvSection,
     EvalSection,
-    HorizonSection,
+    Horizon,
     ImitationSection,
     LearnerSection,
     LoraSection,
     ModelSection,
     RlSection,
     RolloutSection,
+    StagedHorizon,
 )
 from horizonrl.common.state import ContextRule, EnvironmentSettings, RunSettings
 from horizonrl.common.types import Kind, Name, Phase
@@ -189,7 +192,6 @@ class RunConfig(RunSchedule, BaseSettings):
         env_prefix="HORIZONRL_",
         env_nested_delimiter="__",
         use_attribute_docstrings=True,
-        nested_model_default_partial_update=True,
         protected_namespaces=(),
     )
 
@@ -198,16 +200,15 @@ class RunConfig(RunSchedule, BaseSettings):
     model: ModelSection = ModelSection()
     envs: Annotated[tuple[EnvSection, ...], Field(min_length=1)] = (EnvSection(),)
     rollout: RolloutSection = RolloutSection()
-    horizon: HorizonSection = HorizonSection()
+    horizon: Horizon = StagedHorizon()
     curriculum: CurriculumSection = CurriculumSection()
     imitation: ImitationSection = ImitationSection()
     rl: RlSection = RlSection()
     reward: RewardSection = RewardSection()
-    advantage: AdvantageSection = AdvantageSection()
-    loss: LossSection = LossSection()
-    correction: CorrectionSection = CorrectionSection()
+    advantage: Advantage = GrpoAdvantage()
+    loss: Loss = PpoLoss()
+    correction: Correction = TokenCorrection()
     reference: ReferenceSection = ReferenceSection()
-    critic: CriticSection = CriticSection()
     eval: EvalSection = EvalSection()
     learner: LearnerSection = LearnerSection()
     lora: LoraSection = LoraSection()
@@ -267,11 +268,11 @@ class RunConfig(RunSchedule, BaseSettings):
 
     @model_validator(mode="after")
     def _rates_fall_within_their_phase(self) -> Self:
-        critic_steps = self.critic.warmup_steps
+        critic_steps = self.advantage.critic_steps
         if 0 < self.rl.steps <= critic_steps:
             raise ValueError(
-                f"critic.warmup_steps is {critic_steps} but rl.steps is {self.rl.steps}: RL would train the critic "
-                "alone; give fewer warmup_steps or more rl.steps"
+                f"advantage.critic_warmup_steps is {critic_steps} but rl.steps is {self.rl.steps}: RL would train "
+                "the critic alone; give fewer critic_warmup_steps or more rl.steps"
             )
         phases = (("imitation", Phase.IMITATION, self.imitation, 0), ("rl", Phase.RL, self.rl, critic_steps))
         for name, phase, rates, before in phases:
@@ -352,7 +353,6 @@ class RunConfig(RunSchedule, BaseSettings):
             loss=self.loss,
             correction=self.correction,
             reference=self.reference,
-            critic=self.critic,
         )
 
     @property

@@ -1,9 +1,21 @@
-"""What the sections of the config share: the base class and the bounded numbers."""
+"""What the sections of the config share: the base class, the bounded numbers, and how a kind decides the keys.
 
+A section with kinds is a union of classes, one for each set of keys: `Annotated[PpoLoss | GspoLoss, ByKind("ppo")]`.
+"""
+
+from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -36,3 +48,36 @@ class Section(BaseModel):
                 # No ValueError: of those nobody can tell whether one key is wrong or two contradict each other.
                 raise PydanticCustomError("switch", "this key is not a switch: give its value")
         return given
+
+
+@dataclass(frozen=True, slots=True)
+class ByKind:
+    """Annotation of a union of sections whose key `kind` chooses the class; `default` stands for a missing kind."""
+
+    default: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {kind: handler.generate_schema(section) for kind, section in by_kind(source).items()}
+        return core_schema.tagged_union_schema(choices, discriminator=self._kind)
+
+    def _kind(self, given: Any) -> str:
+        kind = given.get("kind", self.default) if isinstance(given, dict) else getattr(given, "kind", self.default)
+        return "none" if kind is None else str(kind)
+
+
+def sections_of(annotation: Any) -> list[type[Section]]:
+    """Return the classes of a section: several if it has kinds. A list of sections has one; a value has none."""
+    candidates = (annotation, *get_args(annotation))
+    return [each for each in candidates if isinstance(each, type) and issubclass(each, Section)]
+
+
+def kinds_of(section: type[Section]) -> list[str]:
+    """Return the kinds that have the keys of a class."""
+    kinds = get_args(section.model_fields["kind"].annotation) or (None,)
+    return ["none" if kind is None else kind for kind in kinds]
+
+
+def by_kind(annotation: Any) -> dict[str, type[Section]]:
+    """Return the class of each kind of a section, the default kind first; empty for a section without kinds."""
+    sections = sections_of(annotation)
+    return {kind: section for section in sections if len(sections) > 1 for kind in kinds_of(section)}

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from horizonrl.common.arrays import MAX_TOKENS
 from horizonrl.common.config.deepspeed import refuse_unsafe
 from horizonrl.common.config.rates import RateSchedule
-from horizonrl.common.config.section import AboveZero, Positive, Seconds, Section, Share
+from horizonrl.common.config.section import AboveZero, ByKind, Positive, Seconds, Section, Share
 from horizonrl.common.state import ContextRule
 from horizonrl.common.types import MAX_GROUP_SIZE, MAX_TEMPERATURE, HorizonTurns, Kind, Name
 
@@ -73,27 +73,47 @@ class RolloutSection(Section):
 
 
 class HorizonSection(Section):
-    kind: Literal["fixed", "staged", "linear", "adaptive", "shuffled", "reversed"] = "staged"
+    """What every kind of horizon has."""
+
+    kind: str
     """How the horizon grows. fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: from
     first to last. adaptive: to the next when many episodes are truncated and success has levelled off. shuffled,
     reversed: controls, with staged's horizons drawn per ticket or in reverse."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
     """Most turns of an episode, stage by stage."""
-    steps_per_stage: Positive = 100
-    """RL steps per stage. For adaptive, the window it looks at and the fewest steps between growths."""
-    truncated_above: Share = 0.2
-    """Share of truncated episodes in the window above which adaptive grows."""
     announce: bool = False
     """Whether observations end with a line `[N turns left]`."""
 
+
+class GrowingHorizon(HorizonSection):
+    steps_per_stage: Positive = 100
+    """RL steps per stage. For adaptive, the window it looks at and the fewest steps between growths."""
+
+
+class StagedHorizon(GrowingHorizon):
+    kind: Literal["staged", "linear", "shuffled", "reversed"] = "staged"
+
+
+class AdaptiveHorizon(GrowingHorizon):
+    kind: Literal["adaptive"] = "adaptive"
+    truncated_above: Share = 0.2
+    """Share of truncated episodes in the window above which the horizon grows."""
+
     @model_validator(mode="after")
     def _has_two_halves(self) -> Self:
-        if self.kind == "adaptive" and self.steps_per_stage < 2:
+        if self.steps_per_stage < 2:
             raise ValueError(
                 f"steps_per_stage is {self.steps_per_stage} but adaptive compares the two halves of that many steps: "
                 "set it to 2 or more"
             )
         return self
+
+
+class FixedHorizon(HorizonSection):
+    kind: Literal["fixed"] = "fixed"
+
+
+Horizon = Annotated[StagedHorizon | AdaptiveHorizon | FixedHorizon, ByKind("staged")]
 
 
 class ImitationSection(Section):

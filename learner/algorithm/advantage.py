@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horizonrl.common.config.objective import AdvantageSection, Objective
+from horizonrl.common.config.objective import (
+    AdvantageSection,
+    CreditedAdvantage,
+    DpoAdvantage,
+    GaeAdvantage,
+    GrpoAdvantage,
+    Objective,
+    ReinforcePpAdvantage,
+    VtraceAdvantage,
+)
 from horizonrl.learner.algorithm.batch import Trace, by_episode
 from horizonrl.learner.algorithm.credit import by_state, optimal_token_baseline, to_go
 from horizonrl.learner.algorithm.reward import STD_FLOOR
@@ -106,7 +115,7 @@ def gae(rewards_S: Floats, values_S: Floats, discount: float, decay: float) -> F
     return to_go(rewards_S + discount * np.append(values_S[1:], 0.0) - values_S, discount * decay)
 
 
-def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: AdvantageSection) -> tuple[Floats, Floats]:
+def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: VtraceAdvantage) -> tuple[Floats, Floats]:
     """Return the advantages r_k + γ v_{k+1} − V_k and the targets v_k of V-trace (IMPALA, arXiv 1802.01561, eq. 1).
 
     v_k = V_k + ρ_k δ_k + γ c_k (v_{k+1} − V_{k+1}), ρ = min(ρ̄, w), c = λ min(c̄, w). IMPALA also weighs the
@@ -114,8 +123,8 @@ def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: Adva
     """
     gamma, targets_K, surplus = settings.discount, np.empty_like(values_K), 0.0
     next_K = np.append(values_K[1:], 0.0)
-    # `ratio_cap` is both ρ̄ and c̄, so that c is λρ and one array serves for both.
-    rho_K = np.minimum(ratios_K, settings.ratio_cap)
+    # `cap` is both ρ̄ and c̄, so that c is λρ and one array serves for both.
+    rho_K = np.minimum(ratios_K, settings.cap)
     for k in reversed(range(len(values_K))):
         delta = rewards_K[k] + gamma * next_K[k] - values_K[k]
         surplus = rho_K[k] * (delta + gamma * settings.trace_decay * surplus)
@@ -265,19 +274,24 @@ def _estimated(group: Sequence[ScoredEpisode], settings: AdvantageSection) -> li
             f"advantage.kind {settings.kind} follows one token sequence, and an episode has several branches or turns "
             "without loss: choose another kind, or keep such groups out of the batch"
         )
-    match settings.kind:
-        case "gae":
+    match settings:
+        case GaeAdvantage():
             return [_gae(episode, settings) for episode in group]
-        case "vtrace":
+        case VtraceAdvantage():
             return [_vtrace(episode, settings) for episode in group]
-        case "reinforce_pp":
-            return [_untargeted(_ahead(e, e.rewards_N + e.penalties_N, e.rewards_by_turn(), settings)) for e in group]
-        case "otb":
+        case ReinforcePpAdvantage():
+            return [_reinforce_pp(episode, settings.discount) for episode in group]
+        case DpoAdvantage():
+            return _dpo(group, settings.beta)
+        case _ if settings.kind == "otb":
             return _otb(group, settings)
-        case "dpo":
-            return _dpo(group, settings.dpo_beta)
-        case kind:
-            return _compared(group, COMPARISONS[kind], settings)
+        case _:
+            return _compared(group, COMPARISONS[settings.kind], settings)
+
+
+def _reinforce_pp(episode: ScoredEpisode, discount: float) -> Estimate:
+    rewards_N = episode.rewards_N + episode.penalties_N
+    return _untargeted(_ahead(episode, rewards_N, episode.rewards_by_turn(), discount))
 
 
 def _compared(
@@ -292,16 +306,18 @@ def _compared(
     credits = [_credits(rewards_K, settings) for rewards_K in rewards]
     # With credit by turn the comparison is over all turns of the group, so a longer episode counts more in the mean.
     compared_M, ends = compare(np.concatenate(credits)), np.cumsum([0, *map(len, credits)])
-    beside = by_state(rewards, [episode.states_K for episode in group], compare, settings.discount)
+    discount = settings.discount if isinstance(settings, CreditedAdvantage) else 1.0
+    state_weight = settings.state_weight if isinstance(settings, GrpoAdvantage) else 0.0
+    beside = by_state(rewards, [episode.states_K for episode in group], compare, discount)
     made = []
     for episode, beside_K, (start, end) in zip(group, beside, pairwise(ends), strict=True):
         own_K = np.broadcast_to(compared_M[start:end], episode.turns)  # one credit per episode, or one per turn
-        if settings.state_weight:
-            own_K = own_K + settings.state_weight * beside_K
+        if state_weight:
+            own_K = own_K + state_weight * beside_K
         own_N = own_K[episode.turns_N]
         if penalty_apart:
             penalties = episode.penalties_N
-            own_N = own_N + _ahead(episode, penalties, episode.by_turn(penalties), settings)
+            own_N = own_N + _ahead(episode, penalties, episode.by_turn(penalties), discount)
         made.append(_untargeted(own_N))
     return made
 
@@ -315,13 +331,15 @@ def _otb(group: Sequence[ScoredEpisode], settings: AdvantageSection) -> list[Est
 
 def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:
     """Return the episode's return as one value, or the return from each turn on."""
-    return to_go(rewards_K, settings.discount) if settings.credit == "turn" else rewards_K.sum(keepdims=True)
+    if isinstance(settings, CreditedAdvantage) and settings.credit == "turn":
+        return to_go(rewards_K, settings.discount)
+    return np.asarray(rewards_K.sum(keepdims=True))
 
 
-def _ahead(episode: ScoredEpisode, values_N: Floats, values_K: Floats, settings: AdvantageSection) -> Floats:
+def _ahead(episode: ScoredEpisode, values_N: Floats, values_K: Floats, discount: float) -> Floats:
     """Return the sum of each token's own and later values, discounted by turn (REINFORCE++, arXiv 2501.03262)."""
     # γ is per turn: later tokens of the same turn count in full, and only the turns that follow are discounted.
-    later_K = np.append(to_go(values_K, settings.discount)[1:], 0.0) * settings.discount
+    later_K = np.append(to_go(values_K, discount)[1:], 0.0) * discount
     ends_J = np.append(episode.first_J[1:], len(values_N))
     suffixes_N = to_go(values_N, 1.0)
     # At each token, what comes after its own turn.
@@ -329,7 +347,7 @@ def _ahead(episode: ScoredEpisode, values_N: Floats, values_K: Floats, settings:
     return np.asarray(suffixes_N - after_N + later_K[episode.turns_N])
 
 
-def _gae(episode: ScoredEpisode, settings: AdvantageSection) -> Estimate:
+def _gae(episode: ScoredEpisode, settings: GaeAdvantage) -> Estimate:
     rewards_N, values_N = episode.rewards_N + episode.penalties_N, episode.scores.values_N
     if settings.level == "token":
         advantages_N = gae(rewards_N, values_N, settings.discount, settings.trace_decay)
@@ -340,7 +358,7 @@ def _gae(episode: ScoredEpisode, settings: AdvantageSection) -> Estimate:
     return _by_turn(episode, advantages_K, advantages_K + values_K)
 
 
-def _vtrace(episode: ScoredEpisode, settings: AdvantageSection) -> Estimate:
+def _vtrace(episode: ScoredEpisode, settings: VtraceAdvantage) -> Estimate:
     """V-trace over turns, a turn's weight being the geometric mean of its tokens' π/μ."""
     tokens_K = np.diff(np.append(episode.first_J, len(episode.mu_N)))
     # The mean and not the product: over a long turn a product says little (1.1^100 is 13,780).

@@ -8,25 +8,29 @@ the trained tokens of one micro-batch; `episodes_N` numbers their episodes, none
 import torch
 from torch import Tensor
 
-from horizonrl.common.config.objective import CorrectionSection, Objective
+from horizonrl.common.config.objective import (
+    CorrectionSection,
+    IcepopCorrection,
+    SequenceCorrection,
+    TokenCorrection,
+)
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log r|: exp must stay finite in float32, because infinity times a zero gradient is NaN."""
 
 
 @torch.no_grad()
-def weights(log_ratio_N: Tensor, episodes_N: Tensor, objective: Objective) -> Tensor:
-    """Return each token's weight by `correction.kind`; 1 without a kind."""
-    settings = objective.correction
-    match objective.weight:
-        case "token":
-            return token_truncation(log_ratio_N, settings.token_cap)
-        case "sequence":
-            return sequence_truncation(log_ratio_N, episodes_N, settings.sequence_cap)
-        case "icepop":
-            return icepop(log_ratio_N, settings.icepop_band)
+def weights(log_ratio_N: Tensor, episodes_N: Tensor, correction: CorrectionSection | None) -> Tensor:
+    """Return each token's weight by the kind of `correction`; 1 without one."""
+    match correction:
+        case TokenCorrection():
+            return token_truncation(log_ratio_N, correction.cap)
+        case SequenceCorrection():
+            return sequence_truncation(log_ratio_N, episodes_N, correction.cap)
+        case IcepopCorrection():
+            return icepop(log_ratio_N, correction.band)
         # So it is for every loss whose ratio is π/μ: a weight would count the difference from μ twice.
-        case None:
+        case _:
             return torch.ones_like(log_ratio_N)
 
 

@@ -11,12 +11,26 @@ its `_clipped` if it has a trust region, and name both in `LOSSES`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from horizonrl.common.config.objective import Objective
+from horizonrl.common.config.objective import (
+    CispoLoss,
+    ClippedLoss,
+    DecoupledPpoLoss,
+    DppoLoss,
+    GspoLoss,
+    LossSection,
+    Objective,
+    PpoLoss,
+)
 from horizonrl.learner.algorithm.correction import LOG_RATIO_BOUND, episode_mean, kept, ratio, weights
+
+Weigh = Callable[[Tensor], Tensor]
+"""Gives each token the correction's weight, from the logarithm of its ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,98 +63,94 @@ def imitation_loss(logprobs_N: Tensor) -> Tensor:
     return -logprobs_N
 
 
-def ppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def ppo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: PpoLoss, weigh: Weigh) -> Tensor:
     """Return −min(r A, clip(r, 1 − low, 1 + high) A) of each token, and no more than −`dual_clip` A where A < 0.
 
     PPO (arXiv 1707.06347) anchored on μ, with clip-higher (DAPO, arXiv 2503.14476) and the dual clip
-    (arXiv 1912.09729). With `importance_cap`, a token above it weighs as much as the cap, in value and in gradient.
+    (arXiv 1912.09729). With `cap`, a token above it weighs as much as the cap, in value and in gradient.
     """
     ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
-    if objective.loss.importance_cap is not None:
+    if loss.cap is not None:
         # A constant factor, because clamp alone would leave a token above the cap without any gradient.
-        ratio_N = ratio_N * (objective.loss.importance_cap / ratio_N.detach()).clamp(max=1.0)
-    surrogate_N = _clipped_surrogate(ratio_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
-    if objective.loss.dual_clip is not None:
+        ratio_N = ratio_N * (loss.cap / ratio_N.detach()).clamp(max=1.0)
+    surrogate_N = _clipped_surrogate(ratio_N, inputs, loss)
+    if loss.dual_clip is not None:
         # Where A < 0, PPO's minimum is r A however large r is: one stale token could outweigh the rest of the batch.
-        bounded_N = torch.maximum(surrogate_N, objective.loss.dual_clip * advantages_N)
+        bounded_N = torch.maximum(surrogate_N, loss.dual_clip * advantages_N)
         surrogate_N = torch.where(advantages_N < 0, bounded_N, surrogate_N)
     return -surrogate_N
 
 
-def ppo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def ppo_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: PpoLoss) -> Tensor:
     """Return the tokens that the trust region leaves without a gradient, because A pushes r further out of it."""
     ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
-    if objective.loss.importance_cap is not None:
-        ratio_N = ratio_N.clamp(max=objective.loss.importance_cap)
-    beyond_N = _beyond(ratio_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
-    if objective.loss.dual_clip is None:
+    if loss.cap is not None:
+        ratio_N = ratio_N.clamp(max=loss.cap)
+    beyond_N = _beyond(ratio_N, inputs, loss)
+    if loss.dual_clip is None:
         return beyond_N
-    return beyond_N | ((advantages_N < 0) & (ratio_N > objective.loss.dual_clip))
+    return beyond_N | ((advantages_N < 0) & (ratio_N > loss.dual_clip))
 
 
-def dppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def dppo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: DppoLoss, weigh: Weigh) -> Tensor:
     """Return −r A where the trust region in probability leaves it, plus τ log² r of every token.
 
     DPPO (arXiv 2602.04879) with the binary total variation; the penalty τ also draws clipped tokens back to μ.
     """
     log_ratio_N = logprobs_N - inputs.logprobs_N
     surrogate_N = importance(logprobs_N, inputs) * inputs.advantages_N
-    inside_N = ~dppo_clipped(logprobs_N, inputs, objective)
-    return objective.loss.dppo_penalty * log_ratio_N.square() - torch.where(inside_N, surrogate_N, 0.0)
+    inside_N = ~dppo_clipped(logprobs_N, inputs, loss)
+    return loss.penalty * log_ratio_N.square() - torch.where(inside_N, surrogate_N, 0.0)
 
 
-def dppo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def dppo_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: DppoLoss) -> Tensor:
     """Return the tokens whose probability A has moved by more than δ: A > 0 and π − μ > δ, or A ≤ 0 and π − μ < −δ."""
     moved_N = logprobs_N.detach().exp() - inputs.logprobs_N.exp()
     good_N = inputs.advantages_N > 0
-    return (good_N & (moved_N > objective.loss.dppo_delta)) | (~good_N & (moved_N < -objective.loss.dppo_delta))
+    return (good_N & (moved_N > loss.delta)) | (~good_N & (moved_N < -loss.delta))
 
 
-def cispo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def cispo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: CispoLoss, weigh: Weigh) -> Tensor:
     """Return −sg(min(r, cap)) A log π: every token keeps a gradient (CISPO, arXiv 2506.13585)."""
     # Bounds the weight and not the way down: no trust region stops a token of negative advantage. At a learning rate of
     # 3e-4 the pocket model collapsed within eight steps (docs/algorithms.md, Losses).
-    weight_N = importance(logprobs_N, inputs).detach().clamp(max=objective.loss.cispo_cap)
+    weight_N = importance(logprobs_N, inputs).detach().clamp(max=loss.cap)
     return -weight_N * inputs.advantages_N * logprobs_N
 
 
-def reinforce_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def reinforce_loss(logprobs_N: Tensor, inputs: LossInputs, loss: LossSection, weigh: Weigh) -> Tensor:
     """Return −sg(w) A log π, w the correction of π/μ; by default min(r, 2)."""
-    log_ratio_N = logprobs_N.detach() - inputs.logprobs_N
-    weight_N = weights(log_ratio_N, inputs.episodes_N, objective)
+    weight_N = weigh(logprobs_N.detach() - inputs.logprobs_N)
     return -weight_N * inputs.advantages_N * logprobs_N
 
 
-def gspo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def gspo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: GspoLoss, weigh: Weigh) -> Tensor:
     """Return −min(s A, clip(s) A), s the geometric mean of r over the token's episode (GSPO, arXiv 2507.18071).
 
     In its token form (section 4.3), sg(s) π/sg(π): each token is moved by its own advantage. Where an episode has one
     advantage, the gradient of the sum is that of the sequence form.
     """
-    return -_clipped_surrogate(_sequence(logprobs_N, inputs), inputs, objective.loss.gspo_low, objective.loss.gspo_high)
+    return -_clipped_surrogate(_sequence(logprobs_N, inputs), inputs, loss)
 
 
-def gspo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
-    return _beyond(_sequence(logprobs_N, inputs), inputs, objective.loss.gspo_low, objective.loss.gspo_high)
+def gspo_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: GspoLoss) -> Tensor:
+    return _beyond(_sequence(logprobs_N, inputs), inputs, loss)
 
 
-def decoupled_ppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def decoupled_ppo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss, weigh: Weigh) -> Tensor:
     """Return −sg(w) min(ρ A, clip(ρ) A): ρ = π/π_prox, w the correction of π_prox/μ (arXiv 2110.00641)."""
-    proximal_N = _proximal(logprobs_N, inputs, objective)
+    proximal_N = _proximal(logprobs_N, inputs, loss)
     # π/μ = (π_prox/μ) (π/π_prox): the weight has the staleness and the engines' difference, ρ the drift within the
     # step.
-    weight_N = weights(proximal_N - inputs.logprobs_N, inputs.episodes_N, objective)
-    return -weight_N * _clipped_surrogate(
-        ratio(logprobs_N - proximal_N), inputs, objective.loss.clip_low, objective.loss.clip_high
-    )
+    weight_N = weigh(proximal_N - inputs.logprobs_N)
+    return -weight_N * _clipped_surrogate(ratio(logprobs_N - proximal_N), inputs, loss)
 
 
-def decoupled_ppo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
-    rho_N = ratio(logprobs_N - _proximal(logprobs_N, inputs, objective))
-    return _beyond(rho_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
+def decoupled_ppo_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss) -> Tensor:
+    return _beyond(ratio(logprobs_N - _proximal(logprobs_N, inputs, loss)), inputs, loss)
 
 
-def never_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def never_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: LossSection) -> Tensor:
     """Return False for every token: the kind has no trust region."""
     return torch.zeros_like(logprobs_N, dtype=torch.bool)
 
@@ -167,8 +177,9 @@ def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
-TokenRule = Callable[[Tensor, LossInputs, Objective], Tensor]
-LOSSES: Mapping[str, tuple[TokenRule, TokenRule]] = {
+LossRule = Callable[[Tensor, LossInputs, Any, Weigh], Tensor]
+ClipRule = Callable[[Tensor, LossInputs, Any], Tensor]
+LOSSES: Mapping[str, tuple[LossRule, ClipRule]] = {
     "ppo": (ppo_loss, ppo_clipped),
     "decoupled_ppo": (decoupled_ppo_loss, decoupled_ppo_clipped),
     "dppo": (dppo_loss, dppo_clipped),
@@ -181,7 +192,8 @@ LOSSES: Mapping[str, tuple[TokenRule, TokenRule]] = {
 
 def policy_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return each token's loss by the objective's kind; 0 where a mask drops the token."""
-    loss_N = LOSSES[objective.loss.kind][0](logprobs_N, inputs, objective)
+    weigh = partial(weights, episodes_N=inputs.episodes_N, correction=objective.weight)
+    loss_N = LOSSES[objective.loss.kind][0](logprobs_N, inputs, objective.loss, weigh)
     kept_N = _kept(logprobs_N, inputs, objective)
     # A token that is dropped here still counts in the normalisation, so a mask does not raise the weight of the others.
     return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0)
@@ -189,7 +201,7 @@ def policy_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) ->
 
 def policy_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return the tokens that the trust region clips or a mask drops."""
-    clipped_N = LOSSES[objective.loss.kind][1](logprobs_N, inputs, objective)
+    clipped_N = LOSSES[objective.loss.kind][1](logprobs_N, inputs, objective.loss)
     kept_N = _kept(logprobs_N, inputs, objective)
     return clipped_N if kept_N is None else clipped_N | ~kept_N
 
@@ -210,24 +222,25 @@ def _sequence(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:
     return ratio(episode_mean(still_N - inputs.logprobs_N, inputs.episodes_N)) * (logprobs_N - still_N).exp()
 
 
-def _proximal(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def _proximal(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss) -> Tensor:
     """Return log π_prox: π at the start of the step (with a single update, π itself), or the version before it.
 
     The version before is approximated on the line from log μ to log π, at α = (v_prox − v_t) / (v − v_t), which saves
     a second forward pass (AReaL). For a fresh token it is μ: the policy that the step begins with sampled it.
     """
-    if objective.correction.proximal == "exact":
-        return logprobs_N.detach() if objective.loss.updates == 1 else inputs.proximal_N
+    if loss.proximal == "exact":
+        return logprobs_N.detach() if loss.updates == 1 else inputs.proximal_N
     # A fresh token has lag 0, which would divide by 0; at lag 1 the factor is 0, and π_prox is μ.
     behind_N = inputs.lags_N.clamp(min=1).to(logprobs_N.dtype)  # v − v_t, at least 1: v_prox is v − 1
     return torch.lerp(inputs.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
 
 
-def _clipped_surrogate(ratio_N: Tensor, inputs: LossInputs, low: float, high: float) -> Tensor:
+def _clipped_surrogate(ratio_N: Tensor, inputs: LossInputs, loss: ClippedLoss | GspoLoss) -> Tensor:
     advantages_N = inputs.advantages_N
-    return torch.minimum(ratio_N * advantages_N, ratio_N.clamp(1.0 - low, 1.0 + high) * advantages_N)
+    clamped_N = ratio_N.clamp(1.0 - loss.low, 1.0 + loss.high)
+    return torch.minimum(ratio_N * advantages_N, clamped_N * advantages_N)
 
 
-def _beyond(ratio_N: Tensor, inputs: LossInputs, low: float, high: float) -> Tensor:
-    above_N = (inputs.advantages_N > 0) & (ratio_N > 1.0 + high)
-    return above_N | ((inputs.advantages_N < 0) & (ratio_N < 1.0 - low))
+def _beyond(ratio_N: Tensor, inputs: LossInputs, loss: ClippedLoss | GspoLoss) -> Tensor:
+    above_N = (inputs.advantages_N > 0) & (ratio_N > 1.0 + loss.high)
+    return above_N | ((inputs.advantages_N < 0) & (ratio_N < 1.0 - loss.low))

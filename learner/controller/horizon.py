@@ -17,25 +17,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import AdaptiveHorizon, FixedHorizon, StagedHorizon
 from horizonrl.common.state import HorizonGrowth
 from horizonrl.common.types import Group, HorizonTurns, Kind, Record, StopReason
 from horizonrl.learner.controller.curriculum import draw, quotas
 
-ScheduleKind = Literal["fixed", "staged", "linear", "reversed"]
 
-
-def horizon_turns(kind: ScheduleKind, horizons: Sequence[int], steps_per_stage: int, step: int) -> int:
-    """Return the horizon in force at RL step `step` (from 0), in turns."""
-    if kind == "fixed":
+def horizon_turns(schedule: StagedHorizon | FixedHorizon, horizons: Sequence[int], step: int) -> int:
+    """Return the horizon in force at RL step `step` (from 0), in turns, under any kind but adaptive and shuffled."""
+    if isinstance(schedule, FixedHorizon):
         return horizons[-1]
-    if kind == "staged":
-        return horizons[min(step // steps_per_stage, len(horizons) - 1)]
-    if kind == "reversed":
-        return horizons[-1 - min(step // steps_per_stage, len(horizons) - 1)]
-    last_step = max(1, steps_per_stage * (len(horizons) - 1))
+    stage = min(step // schedule.steps_per_stage, len(horizons) - 1)
+    if schedule.kind == "staged":
+        return horizons[stage]
+    if schedule.kind == "reversed":
+        return horizons[-1 - stage]
+    last_step = max(1, schedule.steps_per_stage * (len(horizons) - 1))
     return horizons[0] + (horizons[-1] - horizons[0]) * min(step, last_step) // last_step
 
 
@@ -58,9 +58,9 @@ def scheduled_turns(config: RunConfig, env_id: str, step: int, number: int) -> i
     if schedule.kind == "shuffled":
         key = f"{config.run.seed}/{env_id}"
         return shuffled_turns(horizons, schedule.steps_per_stage, config.rl.steps, number, key)
-    if schedule.kind == "adaptive":
+    if isinstance(schedule, AdaptiveHorizon):
         raise ValueError("an adaptive horizon follows from what was consumed, not from a step")
-    return horizon_turns(schedule.kind, horizons, schedule.steps_per_stage, step)
+    return horizon_turns(schedule, horizons, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class AdaptiveRule:
 def adaptive_rules(config: RunConfig) -> dict[str, AdaptiveRule]:
     """Return the rule of each environment, by id; empty unless the schedule is adaptive."""
     schedule = config.horizon
-    if schedule.kind != "adaptive":
+    if not isinstance(schedule, AdaptiveHorizon):
         return {}
     return {
         env.id: AdaptiveRule(config.horizons(env.id), schedule.steps_per_stage, schedule.truncated_above)

@@ -9,7 +9,7 @@ from horizonrl.learner.controller.loop import Controller
 
 async def run_controller(config: RunConfig, service: Service) -> None:
     """Run the controller until SIGTERM or the end of the run."""
-    sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.state_weight > 0)
+    sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states)
     async with connected(config.run.name, config.broker) as transport:
         controller = Controller(config, transport, sources, service.metrics, eval_tasks(config))
         async with service.open(config.metrics.host, config.metrics.port, transport):

@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.broker.weights.frames import digest_file
+from horizonrl.common.config.objective import CriticAdvantage
 from horizonrl.common.errors import CheckpointMismatch, ConfigError, OutOfMemory, RunFailed
 from horizonrl.common.gpus import has_gpu
 from horizonrl.common.logs import get_logger
@@ -279,9 +280,11 @@ class PolicyGradientEngine:
                     why="correction has dropped every token, or all advantages are 0: the weights stay as they are",
                 )
         self._check_saved()
-        # Demonstrations have no target for a critic: what AdamW counts of it begins with the first episodes.
-        critic_lr = objective.critic.lr if stats.episodes else 0.0
-        grad_norm = self._backend.step([lr, critic_lr] if objective.advantage.needs_critic else [lr])
+        rates = [lr]
+        if isinstance(objective.advantage, CriticAdvantage):
+            # Demonstrations have no target for a critic: what AdamW counts of it begins with the first episodes.
+            rates.append(objective.advantage.critic_lr if stats.episodes else 0.0)
+        grad_norm = self._backend.step(rates)
         # Only now: DeepSpeed clips and steps in one call. The weights may be spoiled, but no step is committed.
         if not math.isfinite(grad_norm):
             raise RunFailed(

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from horizonrl.broker.codec import PACKED
 from horizonrl.broker.groups import DeadLetter, Entry
-from horizonrl.common.config.objective import AdvantageSection, RewardSection
+from horizonrl.common.config.objective import AdvantageSection, GrpoAdvantage, RewardSection
 from horizonrl.common.types import (
     MAX_SPANS,
     TRAINED,
@@ -54,7 +54,7 @@ class Rules:
     vocabulary: int
     """Number of token ids. This model cannot have sampled an id at or above it."""
     max_context_tokens: int
-    advantage: AdvantageSection = field(default_factory=AdvantageSection)
+    advantage: AdvantageSection = field(default_factory=GrpoAdvantage)
     reward: RewardSection = field(default_factory=RewardSection)
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Factor of an environment's loss, by id; 1 where there is none."""
@@ -339,7 +339,7 @@ class Collector:
                 demo=group.ticket.kind is Kind.DEMO,
                 turn_rewards=rewards[index][place],
                 weight=self.rules.weight(group.ticket, phase),
-                with_states=self.rules.advantage.state_weight > 0,
+                with_states=self.rules.advantage.compares_states,
             )
         ]
         return Batch(traces=tuple(traces), version=version)

@@ -91,7 +91,7 @@ def _try_environments(config: RunConfig) -> None:
             "actor.engine to vllm"
         )
     require_backend(config.learner)
-    sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.state_weight > 0)
+    sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states)
     if config.curriculum.kind == "adaptive":
         followed_categories(sources)
     eval_tasks(config)

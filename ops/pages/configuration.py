@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.section import Section, by_kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """\
@@ -42,6 +44,8 @@ def _section(name: str, place: dict[str, Any], schema: dict[str, Any], defaults:
 
     `envs` is a list of sections, whose one element has the defaults.
     """
+    if "oneOf" in place:
+        return _section_with_kinds(name, [_followed(choice, schema) for choice in place["oneOf"]], schema)
     several = isinstance(defaults, list)
     properties = _followed(place["items"] if several else place, schema)["properties"]
     given = defaults[0] if several else defaults
@@ -54,6 +58,35 @@ def _section(name: str, place: dict[str, Any], schema: dict[str, Any], defaults:
     title = f"## `[[{name}]]`" if several else f"## `[{name}]`"
     tables = [_section(f"{name}.{key}", field, schema, given[key]) for key, field in inner.items()]
     return "\n".join([title, "", "| key | values (default) | meaning |", "|---|---|---|", *rows, "", *tables])
+
+
+def _section_with_kinds(name: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]) -> str:
+    """Return the table of a section whose kind decides its keys. A key that not all kinds have names those that do."""
+    rows: dict[str, dict[str, list[str]]] = {}
+    for choice in choices:
+        for key, field in choice["properties"].items():
+            if key != "kind":
+                row = f"{_values(field, schema, field['default'])} | {_meaning(field)} |"
+                rows.setdefault(key, {}).setdefault(row, []).extend(_kinds(choice))
+    kinds = [kind for choice in choices for kind in _kinds(choice)]
+    lines = [f"| `kind` | {', '.join(f'`{kind}`' for kind in kinds)} (`{kinds[0]}`) | {_meaning_of_kind(name)} |"]
+    for key, definitions in rows.items():
+        for row, having in definitions.items():
+            named = f"`{key}`" if having == kinds else f"`{key}` of {', '.join(having)}"
+            lines.append(f"| {named} | {row}")
+    return "\n".join([f"## `[{name}]`", "", "| key | values (default) | meaning |", "|---|---|---|", *lines, ""])
+
+
+def _kinds(choice: dict[str, Any]) -> list[str]:
+    kind = choice["properties"]["kind"]
+    return ["none"] if kind.get("type") == "null" else kind.get("enum", [kind.get("const")])
+
+
+def _meaning_of_kind(name: str) -> str:
+    """Return what the kinds of a section are: the base of their classes says it."""
+    choice = next(iter(by_kind(RunConfig.model_fields[name].annotation).values()))
+    bases = [base for base in choice.__mro__ if issubclass(base, Section) and "kind" in base.model_fields]
+    return _meaning({"description": bases[-1].model_fields["kind"].description or ""})
 
 
 def _values(field: dict[str, Any], schema: dict[str, Any], default: Any) -> str:

@@ -159,11 +159,15 @@ The same as JSON Schema: `schema.json`.
 def recipe(config: RunConfig) -> str:
     """Return what of a run's config is not the default, as a recipe; nothing of this machine."""
     # Without validation: the defaults alone need not be a valid run.
-    default, own = RunConfig.model_construct().model_dump(mode="json"), public_config(config)
+    default, shown = RunConfig.model_construct().model_dump(mode="json"), public_config(config)
     changed: dict[str, Any] = {}
-    for name, section in own.items():
+    for name, section in shown.items():
         if isinstance(section, dict):
-            differing = {key: value for key, value in section.items() if value != default[name][key]}
+            # A section's keys, and their defaults, are those of its kind.
+            defaults = type(getattr(config, name)).model_construct().model_dump(mode="json")
+            if "kind" in defaults:
+                defaults["kind"] = default[name]["kind"]
+            differing = {key: value for key, value in section.items() if value != defaults[key]}
             if differing:
                 changed[name] = {key: "none" if value is None else value for key, value in differing.items()}
         elif section != default[name]:

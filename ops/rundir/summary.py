@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import AdaptiveHorizon, StagedHorizon
 from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.controller.horizon import horizon_turns
@@ -221,18 +222,17 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
     """Return each change of a horizon: when it was decided, and the first step that consumed a group under it."""
     rl_steps = len(files.rl)
     made = []
-    if config.horizon.kind == "adaptive":
+    schedule = config.horizon
+    if isinstance(schedule, AdaptiveHorizon):
         made = [growth for line in files.rl for growth in line["growths"]]
-    elif config.horizon.kind != "shuffled":  # every ticket has its own
+    # With shuffled, every ticket has its own; fixed never changes.
+    elif isinstance(schedule, StagedHorizon) and schedule.kind != "shuffled":
         for env in config.envs:
             horizons = config.horizons(env.id)
-            turns = [
-                horizon_turns(config.horizon.kind, horizons, config.horizon.steps_per_stage, step)
-                for step in range(rl_steps + 1)
-            ]
+            turns = [horizon_turns(schedule, horizons, step) for step in range(rl_steps + 1)]
             for step, (before, now) in enumerate(pairwise(turns), 1):
                 if now != before:
-                    reason = f"{config.horizon.kind}, {config.horizon.steps_per_stage} steps per stage"
+                    reason = f"{schedule.kind}, {schedule.steps_per_stage} steps per stage"
                     made.append(
                         {"env_id": env.id, "phase_step": step, "from_turns": before, "to_turns": now, "reason": reason}
                     )

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from horizonrl.common.config.objective import AdvantageSection, Objective
+from horizonrl.common.config.objective import Objective
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 from horizonrl.learner.engine.registry import make_engine
+from tests.learner.sections import make_advantage
 
-RETURNS = Objective(advantage=AdvantageSection(kind="return"))
+RETURNS = Objective(advantage=make_advantage(kind="return"))
 """Every token's advantage is its episode's return: a step can be computed by hand."""
 
 StartEngine = Callable[..., RankEngine]

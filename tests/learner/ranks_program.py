@@ -95,11 +95,12 @@ class Deserter:
 
 
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
-    from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective, ReferenceSection
+    from horizonrl.common.config.objective import Objective, ReferenceSection
     from horizonrl.learner.engine.api import EngineSettings
     from horizonrl.learner.engine.model import head
     from horizonrl.learner.engine.ranks import Leader, follow
     from horizonrl.learner.engine.registry import make_engine
+    from tests.learner.sections import make_advantage, make_loss
 
     # 8 rows of the tiny model's vocabulary: ranks have as different numbers of chunks as with a real one.
     head.LOGITS_BYTES["cpu"] = CHUNK * 512 * 2
@@ -112,8 +113,8 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     given = {option[0]: int(option[1:]) for option in options}
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
     objective = Objective(
-        advantage=AdvantageSection(kind="gae" if "u" in given else "grpo"),
-        loss=LossSection(minibatches=given.get("u", 1)),
+        advantage=make_advantage(kind="gae" if "u" in given else "grpo"),
+        loss=make_loss(minibatches=given.get("u", 1)),
         reference=ReferenceSection(kl=0.1 * given.get("k", 0)),
     )
     engine = make_engine(

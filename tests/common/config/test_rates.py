@@ -47,12 +47,22 @@ def test_a_phase_has_its_own_warm_up_or_that_of_the_learner() -> None:
 
 
 def test_the_policy_waits_for_its_critic() -> None:
-    keys = ["--advantage.kind=gae", "--critic.warmup_steps=2", "--rl.warmup_steps=2", "--rl.lr_schedule=linear"]
+    keys = [
+        "--advantage.kind=gae",
+        "--advantage.critic_warmup_steps=2",
+        "--rl.warmup_steps=2",
+        "--rl.lr_schedule=linear",
+    ]
     config = RunConfig.load([], ["--imitation.steps=1", "--rl.steps=8", "--rl.lr=1", *keys])
     assert [config.lr(1 + step) for step in range(8)] == pytest.approx([0, 0, 0.5, 1, 1, 0.75, 0.5, 0.25])
 
 
-CRITIC_FIRST = ["--advantage.kind=gae", "--critic.warmup_steps=5", "--rl.warmup_steps=4", "--rl.lr_schedule=cosine"]
+CRITIC_FIRST = [
+    "--advantage.kind=gae",
+    "--advantage.critic_warmup_steps=5",
+    "--rl.warmup_steps=4",
+    "--rl.lr_schedule=cosine",
+]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +74,10 @@ CRITIC_FIRST = ["--advantage.kind=gae", "--critic.warmup_steps=5", "--rl.warmup_
             "takes all of the 4 steps in which rl trains the policy",
         ),
         (["--imitation.lr_schedule=cosine", "--imitation.steps=2", "--learner.warmup_steps=5"], "in which imitation"),
-        (["--advantage.kind=gae", "--rl.steps=4", "--critic.warmup_steps=4"], "RL would train the critic alone"),
+        (
+            ["--advantage.kind=gae", "--rl.steps=4", "--advantage.critic_warmup_steps=4"],
+            "RL would train the critic alone",
+        ),
         ([*CRITIC_FIRST, "--rl.steps=9"], "takes all of the 4 steps in which rl trains the policy"),
         (["--learner.betas=[0.9,1.0]"], "less than 1"),
         (["--learner.epsilon=0"], "greater than 0"),

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+from horizonrl.common.config.objective import CispoLoss, DecoupledPpoLoss, GspoLoss
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.config.training import LearnerSection
+from horizonrl.common.config.training import AdaptiveHorizon, FixedHorizon, LearnerSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Phase
 
@@ -227,3 +228,26 @@ def test_a_learner_of_several_machines_says_what_is_missing(learner: dict[str, A
 
 def test_a_rendezvous_is_a_host_and_a_port() -> None:
     assert LearnerSection(nodes=2, rendezvous="[fd00::1]:29400").rendezvous_address == ("fd00::1", 29400)
+
+
+def test_only_the_keys_of_a_kind_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = RunConfig.load([recipe(tmp_path, '[loss]\nkind = "gspo"\nlow = 1e-3')]).loss
+    assert loss == GspoLoss(low=1e-3) and "dual_clip" not in loss.model_dump()
+    with pytest.raises(ConfigError, match=r"dual_clip: no such key of loss\.kind gspo: it belongs to ppo\. Known"):
+        RunConfig.load([], ["--loss.kind=gspo", "--loss.dual_clip=2"])
+    with pytest.raises(ConfigError, match=r"loss\.kind is 'gspoo': choose ppo, .*; did you mean gspo\?"):
+        RunConfig.load([], ["--loss.kind=gspoo"])
+    monkeypatch.setenv("HORIZONRL_LOSS__KIND", "cispo")
+    monkeypatch.setenv("HORIZONRL_LOSS__CAP", "7")
+    assert RunConfig.load([]).loss == CispoLoss(cap=7)
+
+
+def test_a_source_that_changes_a_kind_drops_what_lower_ones_say_of_the_other(tmp_path: Path) -> None:
+    """`low` of gspo is another bound than `low` of ppo; `epochs` is the same, and so is `low` of decoupled_ppo."""
+    text = recipe(tmp_path, "[loss]\nlow = 0.1\nepochs = 2\n[horizon]\nsteps_per_stage = 4")
+    assert RunConfig.load([text], ["--loss.kind=gspo"]).loss == GspoLoss(epochs=2)
+    assert RunConfig.load([text], ["--loss.kind=decoupled_ppo"]).loss == DecoupledPpoLoss(low=0.1, epochs=2)
+    assert RunConfig.load([text], ["--horizon.kind=fixed"]).horizon == FixedHorizon()
+    assert RunConfig.load([text], ["--horizon.kind=adaptive"]).horizon == AdaptiveHorizon(steps_per_stage=4)
+    with pytest.raises(ConfigError, match=r"horizon\.stepps: no such key; did you mean horizon\.steps"):
+        RunConfig.load([recipe(tmp_path, "[horizon]\nstepps = 4")], ["--horizon.kind=fixed"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from horizonrl.common.config.objective import AdvantageSection, Objective, ReferenceSection
+from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.learner.algorithm.advantage import (
@@ -26,6 +26,7 @@ from horizonrl.learner.algorithm.advantage import (
     vtrace,
 )
 from horizonrl.learner.algorithm.batch import Trace
+from tests.learner.sections import make_advantage
 
 DPO = ["--advantage.kind=dpo", "--loss.kind=reinforce", "--correction.kind=none"]
 NOT_DPO = [
@@ -69,7 +70,7 @@ def objective_of(kind: str, kl: float = 0.0, **options: Any) -> Objective:
     if kind == "dpo":
         return RunConfig.load([], DPO).objective
     return Objective(
-        advantage=AdvantageSection(kind=kind, **options),  # type: ignore[arg-type]
+        advantage=make_advantage(kind=kind, **options),
         reference=ReferenceSection(kl=kl, place="reward"),
     )
 
@@ -90,8 +91,10 @@ def batches(draw: st.DrawFn) -> list[Trace]:
 
 
 def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> list[list[float]]:
-    settings, beta = objective.advantage, objective.reference.kl
-    gamma, lam = settings.discount, settings.trace_decay
+    settings: Any = objective.advantage
+    beta = objective.reference.kl
+    gamma, lam = getattr(settings, "discount", 1.0), getattr(settings, "trace_decay", 0.0)
+    credit = getattr(settings, "credit", "episode")
     tokens, kls = [], []
     for t, s in zip(traces, scores, strict=True):
         index = np.flatnonzero(t.turns_L >= 0)
@@ -115,7 +118,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
         siblings = [other for other in range(len(traces)) if traces[other].group == t.group]
         if settings.kind in COMPARISONS:
             with_kl = settings.kind != "reinforce_pp_baseline"
-            if settings.credit == "turn":
+            if credit == "turn":
                 pool = [ahead(turn_rewards(o, with_kl), k) for o in siblings for k in range(len(turn_rewards(o)))]
                 mine = [ahead(turn_rewards(e, with_kl), k) for k, _ in tokens[e]]
             else:
@@ -136,7 +139,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
         elif settings.kind == "otb":
             gained, paths = {}, {}
             for o in siblings:
-                whole = settings.credit == "episode"
+                whole = credit == "episode"
                 gained[o] = [sum(turn_rewards(o)) if whole else ahead(turn_rewards(o), k) for k, _ in tokens[o]]
                 pi, squares = np.exp(scores[o].logprobs_N), scores[o].collisions_N
                 paths[o] = [sum(max(0, 1 - 2 * pi[j] + squares[j]) for j in range(n + 1)) for n in range(len(pi))]
@@ -170,7 +173,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
                     math.exp(np.mean([logs[n] for n, (k, _) in enumerate(tokens[e]) if k == turn]))
                     for turn in range(len(R))
                 ]
-                rho = [min(settings.ratio_cap, x) for x in w]
+                rho = [min(settings.cap, x) for x in w]
                 v = [
                     V[k] + sum(
                         gamma ** (j - k) * math.prod(lam * rho[i] for i in range(k, j)) * rho[j] * deltas[j]
@@ -196,7 +199,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
         *({"kind": kind, "credit": "turn", "discount": 0.9} for kind in TURN_CREDIT),
         {"kind": "gae", "level": "token", "discount": 0.95, "kl": 0.1},
         {"kind": "gae", "discount": 0.9, "trace_decay": 0.7},
-        {"kind": "vtrace", "discount": 0.9, "trace_decay": 0.8, "ratio_cap": 1.3, "kl": 0.1},
+        {"kind": "vtrace", "discount": 0.9, "trace_decay": 0.8, "cap": 1.3, "kl": 0.1},
         {"kind": "reinforce_pp", "discount": 0.9, "kl": 0.1},
         {"kind": "reinforce_pp_baseline", "credit": "turn", "discount": 0.9, "kl": 0.1},
     ],
@@ -238,7 +241,7 @@ def test_maxrl_has_the_gradient_of_the_log_of_the_chance_of_success() -> None:
     """Over k successes of n: ∇ log p̂ = Σ r ∇ log π / (n p̂), less the baseline (arXiv 2602.02710)."""
     assert_allclose(maxrl(np.array([1.0, 0.0, 0.0, 0.0])), [3, -1, -1, -1])
     assert_allclose(maxrl(np.array([1.0, 1.0, 1.0, 0.0])), np.array([1, 1, 1, -3]) / 3)
-    assert not maxrl(np.array([-1.0, -2.0])).any() and not has_signal([[-1.0], [-2.0]], AdvantageSection(kind="maxrl"))
+    assert not maxrl(np.array([-1.0, -2.0])).any() and not has_signal([[-1.0], [-2.0]], make_advantage(kind="maxrl"))
 
 
 @given(
@@ -281,7 +284,7 @@ def test_gae_between_its_two_ends() -> None:
 
 def test_on_policy_vtrace_targets_are_the_returns() -> None:
     rewards, values = np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.2, 0.6])
-    settings = AdvantageSection(kind="vtrace", trace_decay=1.0)
+    settings = make_advantage(kind="vtrace", trace_decay=1.0)
     advantages, targets = vtrace(rewards, values, np.ones(3), settings)
     assert_allclose(targets, [1.5, 1.5, 1.0])
     assert_allclose(advantages, targets - values)
@@ -289,7 +292,7 @@ def test_on_policy_vtrace_targets_are_the_returns() -> None:
 
 def test_a_turn_that_the_policy_would_not_take_teaches_vtrace_nothing_of_what_came_after() -> None:
     values = np.array([0.5, 0.2, 0.6])
-    _, targets = vtrace(np.array([0.0, 0.0, 1.0]), values, np.array([0.0, 1.0, 1.0]), AdvantageSection(kind="vtrace"))
+    _, targets = vtrace(np.array([0.0, 0.0, 1.0]), values, np.array([0.0, 1.0, 1.0]), make_advantage(kind="vtrace"))
     assert targets[0] == values[0] and targets[2] == 1.0
 
 
@@ -369,7 +372,7 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(traces: list[Trace
             own = [t for t in traces if t.group == group]
             rewards = [t.rewards_L[t.rewards_L != 0].astype(float).tolist() or [0.0] for t in own]
             made = estimates(own, None, objective_of(kind))
-            assert has_signal(rewards, AdvantageSection(kind=kind)) == any(
+            assert has_signal(rewards, make_advantage(kind=kind)) == any(
                 np.abs(e.advantages_N).max() > 1e-6 for e in made
             )  # type: ignore[arg-type]
 
@@ -378,8 +381,8 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(traces: list[Trace
 def test_the_same_return_in_other_increments_is_no_variance(kind: str) -> None:
     apart = [0.1 + 0.2 - 0.3], [0.0]
     assert apart[0] != apart[1]
-    assert not has_signal(apart, AdvantageSection(kind=kind))  # type: ignore[arg-type]
-    assert not has_signal([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], AdvantageSection())
+    assert not has_signal(apart, make_advantage(kind=kind))
+    assert not has_signal([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], make_advantage())
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective, ReferenceSection
+from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.types import Episode, Group
 from horizonrl.learner.algorithm.advantage import Scores, estimates, has_signal
 from horizonrl.learner.algorithm.batch import Batch, Trace, traces_of
 from horizonrl.learner.engine.objective import build_updates, token_scales
 from tests.learner.branching import branching_group, fan_out, straightened
+from tests.learner.sections import make_advantage, make_loss
 from tests.learner.traces import make_batch
 
 KINDS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "return"]
@@ -37,7 +38,7 @@ seeds = st.integers(0, 1 << 32)
 
 def objective_of(kind: str, kl: float = 0.0, **options: Any) -> Objective:
     return Objective(
-        advantage=AdvantageSection(kind=kind, **options),  # type: ignore[arg-type]
+        advantage=make_advantage(kind=kind, **options),
         reference=ReferenceSection(kl=kl, place="reward"),
     )
 
@@ -73,7 +74,8 @@ def owners(groups: list[Group]) -> list[tuple[int, int]]:
 def oracle(groups: list[Group], objective: Objective) -> dict[tuple[int, int, int], list[float]]:
     """Return the advantages of each trained turn's tokens, by group, episode and the turn's place in the episode."""
     settings, beta = objective.advantage, objective.reference.kl
-    gamma, made = settings.discount, dict[tuple[int, int, int], list[float]]()
+    gamma, made = getattr(settings, "discount", 1.0), dict[tuple[int, int, int], list[float]]()
+    credit = getattr(settings, "credit", "episode")
     with_kl = settings.kind != "reinforce_pp_baseline"
 
     def penalties(g: int, episode: Episode, place: int) -> list[float]:
@@ -92,7 +94,7 @@ def oracle(groups: list[Group], objective: Objective) -> dict[tuple[int, int, in
         pool = []
         for episode in group.episodes:
             rewards = earned(g, episode, with_kl)
-            by_turn = settings.credit == "turn"
+            by_turn = credit == "turn"
             pool += [ahead(rewards, k) for k in range(len(rewards))] if by_turn else [sum(rewards)]
         mean, std = np.mean(pool), np.std(pool)
         for episode in group.episodes:
@@ -100,7 +102,7 @@ def oracle(groups: list[Group], objective: Objective) -> dict[tuple[int, int, in
             for k, turn in enumerate(episode.turns):
                 if not turn.trained:
                     continue
-                own = ahead(rewards, k) if settings.credit == "turn" else sum(rewards)
+                own = ahead(rewards, k) if credit == "turn" else sum(rewards)
                 later = gamma * ahead([sum(penalties(g, episode, j)) for j in range(len(episode.turns))], k + 1)
                 row = []
                 for i in range(len(turn.output_ids)):
@@ -191,7 +193,7 @@ def test_the_reward_of_a_turn_without_loss_counts_in_the_return() -> None:
 def test_what_follows_one_sequence_refuses_several(kind: str) -> None:
     traces = traces_in([branching_group(1)])
     zeros = [Scores(*np.zeros((4, trace.trained_tokens))) for trace in traces]
-    objective = objective_of("grpo").model_copy(update={"advantage": AdvantageSection(kind=kind)})  # type: ignore[arg-type]
+    objective = objective_of("grpo").model_copy(update={"advantage": make_advantage(kind=kind)})
     with pytest.raises(ValueError, match=f"advantage.kind {kind} follows one token sequence"):
         estimates(traces, zeros, objective)
     assert objective.advantage.linear_only
@@ -203,7 +205,7 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(seed: int) -> None
     group = branching_group(seed)
     rewards = [[turn.reward for turn in episode.turns] for episode in group.episodes]
     made = estimates(traces_in([group]), None, objective_of("grpo"))
-    assert has_signal(rewards, AdvantageSection()) == any(np.abs(e.advantages_N).max() > 1e-6 for e in made)
+    assert has_signal(rewards, make_advantage()) == any(np.abs(e.advantages_N).max() > 1e-6 for e in made)
 
 
 # ---- what a token counts
@@ -217,7 +219,7 @@ def test_an_episode_weighs_the_same_however_often_it_branches(normalisation: str
     traces, owner = traces_in(groups), owners(groups)
     masked_episodes = {key for index, key in enumerate(dict.fromkeys(owner)) if index % 3 == 0}
     masked = [key in masked_episodes for key in owner]
-    scales = token_scales(traces, masked, LossSection(normalisation=normalisation), 50)  # type: ignore[arg-type]
+    scales = token_scales(traces, masked, make_loss(normalisation=normalisation), 50)
     kept = [(key, trace) for key, trace, out in zip(owner, traces, masked, strict=True) if not out]
     episodes = {key for key, _ in kept}
     for key, out, scale in zip(owner, masked, scales, strict=True):
@@ -237,7 +239,7 @@ def test_an_episode_weighs_the_same_however_often_it_branches(normalisation: str
 def test_a_minibatch_holds_all_branches_of_its_episodes(seed: int) -> None:
     groups = [branching_group(seed + n) for n in range(4)]
     traces = traces_in(groups)
-    objective = Objective(loss=LossSection(minibatches=2))
+    objective = Objective(loss=make_loss(minibatches=2))
     updates = build_updates(Batch(tuple(traces), 1), None, objective, 64)
     assert sum(map(len, updates)) == len(traces)
     held = [{sample.trace.group for sample in update} for update in updates]

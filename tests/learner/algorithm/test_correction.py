@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from horizonrl.common.config.objective import WEIGHED, CorrectionSection, LossSection, Objective
+from horizonrl.common.config.objective import IcepopCorrection, Objective, SequenceCorrection, TokenCorrection
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.section import by_kind
 from horizonrl.common.errors import ConfigError
 from horizonrl.learner.algorithm import correction as c
 from horizonrl.learner.algorithm.loss import LOSSES, LossInputs, policy_clipped, policy_loss
 from tests.learner.knowns import known
+from tests.learner.sections import make_correction, make_loss
 
 Floats = NDArray[np.float64]
 KINDS = sorted(LOSSES)
@@ -73,14 +75,16 @@ def by_episode(batch: Ragged, values_N: Floats, reduced: Callable[[Floats], floa
 
 
 def oracle_weights(batch: Ragged, log_N: Floats, objective: Objective) -> Floats:
-    kind, settings = objective.weight, objective.correction
-    if kind == "token":
-        return np.minimum(np.exp(log_N), settings.token_cap)
-    if kind == "sequence":
-        return np.minimum(np.exp(by_episode(batch, log_N, np.sum)), settings.sequence_cap)
-    low, high = settings.icepop_band if kind == "icepop" else (math.inf, -math.inf)
-    outside = 0.0 if kind == "icepop" else 1.0
-    return np.array([math.exp(log) if low <= math.exp(log) <= high else outside for log in log_N])
+    settings: Any = objective.weight
+    match settings:
+        case TokenCorrection():
+            return np.minimum(np.exp(log_N), settings.cap)
+        case SequenceCorrection():
+            return np.minimum(np.exp(by_episode(batch, log_N, np.sum)), settings.cap)
+        case IcepopCorrection():
+            low, high = settings.band
+            return np.array([math.exp(log) if low <= math.exp(log) <= high else 0.0 for log in log_N])
+    return np.ones(len(log_N))
 
 
 def oracle_masks(batch: Ragged) -> dict[str, NDArray[np.bool_]]:
@@ -129,13 +133,13 @@ def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None =
 
 def objective_for(kind: str, weight: str | None = "token", **correction: Any) -> Objective:
     """The loss of a kind, with the weight where it may have one, and π_prox interpolated."""
-    weighed = weight if kind in WEIGHED else None
-    section = CorrectionSection(kind=weighed, proximal="interpolated", **correction)  # type: ignore[arg-type]
-    return Objective(loss=LossSection(kind=kind), correction=section)  # type: ignore[arg-type]
+    loss = make_loss(kind=kind, **({"proximal": "interpolated"} if kind == "decoupled_ppo" else {}))
+    section = make_correction(kind=weight if loss.weighed else None, **correction)
+    return Objective(loss=loss, correction=section)
 
 
 def test_every_kind_that_a_recipe_can_name_is_a_loss() -> None:
-    assert set(get_args(LossSection.model_fields["kind"].annotation)) == set(LOSSES)
+    assert set(by_kind(Objective.model_fields["loss"].annotation)) == set(LOSSES)
 
 
 @pytest.mark.parametrize("weight", ["token", "sequence", "icepop", None])
@@ -263,9 +267,9 @@ def test_of_fresh_tokens_and_those_one_version_behind_the_proximal_policy_is_the
 def test_with_one_update_the_exact_proximal_policy_is_the_policy_itself() -> None:
     zero = np.zeros(1, np.int64)
     one = Ragged(np.log([0.6]), np.log([0.3]), np.ones(1), zero + 1, zero)
-    exact = Objective(loss=LossSection(kind="decoupled_ppo"))
+    exact = Objective(loss=make_loss(kind="decoupled_ppo"))
     assert one.loss(exact).tolist() == pytest.approx([-2.0])  # ρ = 1, w = min(0.6/0.3, 2)
-    several = Objective(loss=LossSection(kind="decoupled_ppo", epochs=2))
+    several = Objective(loss=make_loss(kind="decoupled_ppo", epochs=2))
     logprobs_N, proximal_N = torch.tensor([0.6]).log(), torch.tensor([0.4]).log()
     loss_N = policy_loss(logprobs_N, replace(one.known(), proximal_N=proximal_N), several)
     assert loss_N.tolist() == pytest.approx([-(0.4 / 0.3) * 1.28])  # ρ = 1.5 is clipped
@@ -286,20 +290,18 @@ def test_a_weight_on_a_ratio_that_has_it_already_is_refused(kind: str) -> None:
 
 def test_the_default_weight_follows_the_loss() -> None:
     weights = {kind: RunConfig.load([], ["--loss.kind", kind]).objective.weight for kind in KINDS}
-    assert weights == dict.fromkeys(KINDS) | {"reinforce": "token", "decoupled_ppo": "token"}
+    assert weights == dict.fromkeys(KINDS) | dict.fromkeys(("reinforce", "decoupled_ppo"), TokenCorrection())
     assert RunConfig.load([], ["--loss.kind", "reinforce", "--correction.kind", "none"]).objective.weight is None
 
 
-def test_bounds_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="only bounds the ratio of ppo"):
-        RunConfig.load([], ["--loss.kind", "gspo", "--loss.importance_cap", "2"])
-    with pytest.raises(ConfigError, match=r"clipped above 1 \+ clip_high = 1\.28"):
-        RunConfig.load([], ["--loss.importance_cap", "1.28"])
-    assert RunConfig.load([], ["--loss.importance_cap", "1.3"]).loss.importance_cap == 1.3
+def test_a_cap_below_the_clip_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"clipped above 1 \+ high = 1\.28"):
+        RunConfig.load([], ["--loss.cap", "1.28"])
+    assert RunConfig.load([], ["--loss.cap", "1.3"]).loss.cap == 1.3  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["icepop_band", "geometric_band", "veto_band"])
+@pytest.mark.parametrize("name", ["band", "geometric_band", "veto_band"])
 @pytest.mark.parametrize("band", ["[1.01, 0.99]", "[1.1, 2]", "[0.5, 0.9]", "[1, 1]"])
 def test_a_band_without_1_inside_is_refused(name: str, band: str) -> None:
     with pytest.raises(ConfigError, match="include 1, which is the ratio"):
-        RunConfig.load([], [f"--correction.{name}", band])
+        RunConfig.load([], ["--loss.kind=reinforce", "--correction.kind=icepop", f"--correction.{name}", band])

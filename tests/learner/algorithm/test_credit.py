@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.testing import assert_allclose
 
-from horizonrl.common.config.objective import AdvantageSection
 from horizonrl.learner.algorithm.advantage import has_signal
 from horizonrl.learner.algorithm.credit import optimal_token_baseline
+from tests.learner.sections import make_advantage
 
 
 def test_the_optimal_token_baseline_is_the_plain_mean_for_equal_paths_and_has_the_least_variance() -> None:
@@ -33,7 +33,7 @@ def test_rounding_below_zero_gives_a_path_no_negative_weight() -> None:
 
 
 def test_equal_episodes_teach_nothing_although_their_turns_are_credited_apart() -> None:
-    by_turn = AdvantageSection(credit="turn", discount=0.9)
+    by_turn = make_advantage(credit="turn", discount=0.9)
     assert not has_signal([[0.0, 1.0]] * 4, by_turn)
     assert has_signal([[0.0, 1.0]] * 3 + [[0.0, 0.0, 1.0]], by_turn)
     assert has_signal([[0.0, 1.0], [1.0, 0.0]], by_turn)

@@ -11,21 +11,22 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from horizonrl.common.config.objective import LossSection, Objective
-from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, LossInputs, imitation_loss, ppo_clipped, ppo_loss
+from horizonrl.common.config.objective import Objective, PpoLoss
+from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, LossInputs, imitation_loss, policy_clipped, policy_loss
 from horizonrl.learner.engine.model.model import ScorerOutput
 from horizonrl.learner.engine.objective import LossStats, loss_stats, token_loss
 from tests.learner.knowns import known
+from tests.learner.sections import make_loss
 
 
 @st.composite
-def settings_drawn(draw: st.DrawFn) -> LossSection:
-    clip_high = draw(st.floats(0.0, 2.0))
-    return LossSection(
-        clip_low=draw(st.floats(0.0, 0.9)),
-        clip_high=clip_high,
+def settings_drawn(draw: st.DrawFn) -> PpoLoss:
+    high = draw(st.floats(0.0, 2.0))
+    return make_loss(
+        low=draw(st.floats(0.0, 0.9)),
+        high=high,
         dual_clip=draw(st.none() | st.floats(1.1, 5.0)),
-        importance_cap=draw(st.none() | st.floats(1.0 + clip_high, 5.0, exclude_min=True)),
+        cap=draw(st.none() | st.floats(1.0 + high, 5.0, exclude_min=True)),
     )
 
 
@@ -34,12 +35,12 @@ token = st.tuples(st.floats(-30, 0), st.floats(-30, 0), st.floats(-5, 5), st.boo
 tokens = st.lists(token, min_size=1, max_size=30)
 
 
-def oracle_loss(logprob: float, mu: float, advantage: float, settings: LossSection) -> float:
+def oracle_loss(logprob: float, mu: float, advantage: float, settings: PpoLoss) -> float:
     """One token of the PPO loss, as the formula reads."""
     ratio = math.exp(min(20.0, max(-20.0, logprob - mu)))
-    if settings.importance_cap is not None:
-        ratio = min(ratio, settings.importance_cap)
-    clipped = min(max(ratio, 1 - settings.clip_low), 1 + settings.clip_high)
+    if settings.cap is not None:
+        ratio = min(ratio, settings.cap)
+    clipped = min(max(ratio, 1 - settings.low), 1 + settings.high)
     objective = min(ratio * advantage, clipped * advantage)
     if advantage < 0 and settings.dual_clip is not None:
         objective = max(objective, settings.dual_clip * advantage)
@@ -53,53 +54,53 @@ def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor,
     return double[0].requires_grad_(), known(double[1], double[2], lags_N, torch.arange(len(rows)))
 
 
-def one(logprob: float, mu: float, advantage: float, settings: LossSection = LossSection()) -> tuple[float, float]:  # noqa: B008
+def one(logprob: float, mu: float, advantage: float, settings: PpoLoss = make_loss()) -> tuple[float, float]:  # noqa: B008
     """Return loss and gradient of one token."""
     logprobs_N, tokens_known = columns([(logprob, mu, advantage, True)])
-    loss_N = ppo_loss(logprobs_N, tokens_known, Objective(loss=settings))
+    loss_N = policy_loss(logprobs_N, tokens_known, Objective(loss=settings))
     loss_N.sum().backward()
     assert logprobs_N.grad is not None
     return loss_N.item(), logprobs_N.grad.item()
 
 
 @given(tokens, settings_of)
-def test_the_ppo_loss_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> None:
+def test_the_ppo_loss_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: PpoLoss) -> None:
     logprobs_N, tokens_known = columns(rows)
     oracle_N = [oracle_loss(logprob, mu, advantage, settings) for logprob, mu, advantage, _ in rows]
-    loss_N = ppo_loss(logprobs_N, tokens_known, Objective(loss=settings))
+    loss_N = policy_loss(logprobs_N, tokens_known, Objective(loss=settings))
     assert_allclose(loss_N.detach(), oracle_N, rtol=1e-9, atol=1e-12)
 
 
 @given(st.tuples(st.floats(-3, 0), st.floats(-3, 0), st.floats(-5, 5), st.booleans()), settings_of)
 def test_the_gradient_equals_finite_differences_away_from_kinks(
-    row: tuple[float, float, float, bool], settings: LossSection
+    row: tuple[float, float, float, bool], settings: PpoLoss
 ) -> None:
     logprob, mu, advantage, _ = row
     step = 1e-5
-    bounds = [1 - settings.clip_low, 1 + settings.clip_high, settings.dual_clip, settings.importance_cap]
+    bounds = [1 - settings.low, 1 + settings.high, settings.dual_clip, settings.cap]
     if any(bound and abs(math.exp(logprob - mu) - bound) < 1e-3 for bound in bounds):
         return
     above, below = (oracle_loss(logprob + sign * step, mu, advantage, settings) for sign in (1, -1))
-    truncated = settings.importance_cap is not None and math.exp(logprob - mu) > settings.importance_cap
+    truncated = settings.cap is not None and math.exp(logprob - mu) > settings.cap
     if not truncated:  # a truncated token keeps its gradient on purpose
         assert one(logprob, mu, advantage, settings)[1] == pytest.approx((above - below) / (2 * step), abs=1e-4)
 
 
 @given(tokens, settings_of)
 def test_stopped_tokens_are_those_without_gradient(
-    rows: list[tuple[float, float, float, bool]], settings: LossSection
+    rows: list[tuple[float, float, float, bool]], settings: PpoLoss
 ) -> None:
     rows = [row for row in rows if abs(row[2]) > 1e-3 and abs(row[0] - row[1]) < 19]
     if not rows:
         return
     logprobs_N, tokens_known = columns(rows)
-    ppo_loss(logprobs_N, tokens_known, Objective(loss=settings)).sum().backward()
+    policy_loss(logprobs_N, tokens_known, Objective(loss=settings)).sum().backward()
     assert logprobs_N.grad is not None
-    clipped_N = ppo_clipped(logprobs_N, tokens_known, Objective(loss=settings))
+    clipped_N = policy_clipped(logprobs_N, tokens_known, Objective(loss=settings))
     ratio_N = (logprobs_N - tokens_known.logprobs_N).exp()
     at_a_kink_N = torch.zeros_like(clipped_N)
-    caps = [settings.importance_cap] if settings.importance_cap is not None else []
-    for bound in (1 - settings.clip_low, 1 + settings.clip_high, settings.dual_clip, *caps):
+    caps = [settings.cap] if settings.cap is not None else []
+    for bound in (1 - settings.low, 1 + settings.high, settings.dual_clip, *caps):
         for value_N in (ratio_N, ratio_N.clamp(max=caps[0]) if caps else ratio_N):
             at_a_kink_N |= (value_N - (bound or -1)).abs() < 1e-9
     agree_N = (logprobs_N.grad == 0) == clipped_N
@@ -128,11 +129,11 @@ def test_a_bad_token_that_has_gained_is_pushed_back_with_its_ratio() -> None:
 
 def test_the_dual_clip_bounds_what_a_bad_token_may_do() -> None:
     assert one(math.log(0.5), math.log(0.1), -1.0) == (pytest.approx(3.0), 0.0)
-    assert one(math.log(0.5), math.log(0.1), -1.0, LossSection(dual_clip=None))[1] == pytest.approx(5.0)
+    assert one(math.log(0.5), math.log(0.1), -1.0, make_loss(dual_clip=None))[1] == pytest.approx(5.0)
 
 
 def test_a_truncated_token_weighs_as_much_as_the_cap() -> None:
-    settings = LossSection(dual_clip=None, importance_cap=2.0)
+    settings = make_loss(dual_clip=None, cap=2.0)
     assert one(math.log(0.5), math.log(0.1), -1.0, settings) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
@@ -142,7 +143,7 @@ def test_impossible_ratios_stay_finite(logprobs: tuple[float, float], advantage:
     logprobs_N = torch.tensor([logprobs[0]], requires_grad=True)
     zero = torch.tensor([0])
     tokens_known = known(torch.tensor([logprobs[1]]), torch.tensor([advantage]), zero, zero)
-    loss_N = ppo_loss(logprobs_N, tokens_known, Objective())
+    loss_N = policy_loss(logprobs_N, tokens_known, Objective())
     loss_N.sum().backward()
     assert logprobs_N.grad is not None
     assert torch.isfinite(loss_N).all() and torch.isfinite(logprobs_N.grad).all()
@@ -152,7 +153,7 @@ def test_imitation_is_the_negative_log_likelihood() -> None:
     assert imitation_loss(torch.tensor([-1.0, -2.0])).tolist() == [1.0, 2.0]
 
 
-def tally_from(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> LossStats:
+def tally_from(rows: list[tuple[float, float, float, bool]], settings: PpoLoss) -> LossStats:
     logprobs_N, tokens_known = columns(rows)
     output = ScorerOutput(logprobs_N, -logprobs_N.detach(), *torch.zeros(2, len(rows)))
     objective = Objective(loss=settings)
@@ -160,7 +161,7 @@ def tally_from(rows: list[tuple[float, float, float, bool]], settings: LossSecti
 
 
 @given(tokens, settings_of)
-def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> None:
+def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: PpoLoss) -> None:
     stats = tally_from(rows, settings)
     table: NDArray[np.float64] = np.array(rows, dtype=np.float64)
     log_ratio_N = (table[:, 0] - table[:, 1]).clip(-20, 20)
@@ -193,7 +194,7 @@ def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]
 def test_tallies_add_up_like_their_tokens(
     first: list[tuple[float, float, float, bool]],
     second: list[tuple[float, float, float, bool]],
-    settings: LossSection,
+    settings: PpoLoss,
 ) -> None:
     parts = tally_from(first, settings) + tally_from(second, settings) + LossStats()
     assert_allclose(astuple(parts), astuple(tally_from(first + second, settings)), rtol=1e-9, atol=1e-9)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.broker.groups import Entry
-from horizonrl.common.config.objective import AdvantageSection, RewardSection
+from horizonrl.common.config.objective import RewardSection
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Group, Kind, Phase, Task
@@ -16,6 +16,7 @@ from horizonrl.learner.algorithm.batch import Batch, traces_of
 from horizonrl.learner.algorithm.reward import batch_rewards, overlong, shaped
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
+from tests.learner.sections import make_advantage
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
@@ -77,7 +78,7 @@ def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_succes
 )
 def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list[list[float]]]], kind: str) -> None:
     groups = [group_of(*episodes, env_id=env_id) for env_id, episodes in drawn]
-    advantage = AdvantageSection(kind=kind)  # type: ignore[arg-type]
+    advantage = make_advantage(kind=kind)
     rewards = batch_rewards(groups, RewardSection(normalisation="environment"), advantage)
     for env_id in {env_id for env_id, _ in drawn}:
         before = np.array([sum(e) for env, episodes in drawn for e in episodes if env == env_id])
@@ -89,20 +90,20 @@ def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list
 
 def test_every_return_from_a_turn_on_loses_the_mean() -> None:
     settings = RewardSection(normalisation="environment")
-    (rewards,) = batch_rewards([group_of([1.0, 3.0], [0.0, 0.0])], settings, AdvantageSection(kind="gae"))
+    (rewards,) = batch_rewards([group_of([1.0, 3.0], [0.0, 0.0])], settings, make_advantage(kind="gae"))
     assert np.cumsum(rewards[0][::-1])[::-1] == pytest.approx([(4 - 2) / 2, (3 - 2) / 2], rel=1e-5)
 
 
 def test_equal_returns_leave_the_rewards_of_single_turns_as_small_as_they_were() -> None:
     settings = RewardSection(normalisation="environment", turn_cost=0.01)
-    (rewards,) = batch_rewards([group_of([0.0] * 10, [0.0] * 10)], settings, AdvantageSection(kind="gae"))
+    (rewards,) = batch_rewards([group_of([0.0] * 10, [0.0] * 10)], settings, make_advantage(kind="gae"))
     assert rewards[0][:-1] == pytest.approx([-0.01] * 9) and sum(rewards[0]) == pytest.approx(0.0)
 
 
 def test_demonstrations_keep_their_rewards_and_scale_nothing() -> None:
     groups = [group_of([9.0], kind=Kind.DEMO), group_of([1.0], [0.0])]
     settings = RewardSection(normalisation="environment", turn_cost=0.5)
-    rewards = batch_rewards(groups, settings, AdvantageSection(kind="reinforce_pp"))
+    rewards = batch_rewards(groups, settings, make_advantage(kind="reinforce_pp"))
     assert rewards[0] == [[9.0]] and rewards[1] == [[pytest.approx(1.0, rel=1e-5)], [pytest.approx(-1.0, rel=1e-5)]]
 
 
@@ -143,14 +144,14 @@ def test_a_trace_has_the_states_of_its_turns_where_the_advantage_asks_for_them()
     turns = [make_turn(reward=reward).model_copy(update={"state": state}) for state, reward in (("a", 0.0), ("b", 1.0))]
     group = group_of([0.0], [0.0])
     group = group.model_copy(update={"episodes": (make_episode(0, *turns), group.episodes[1])})
-    asking = replace(RULES, advantage=AdvantageSection(state_weight=1.0))
+    asking = replace(RULES, advantage=make_advantage(state_weight=1.0))
     assert [trace.states for trace in collected(asking, group).batch(1).traces] == [("a", "b"), ("",)]
     assert [trace.states for trace in collected(RULES, group).batch(1).traces] == [(), ()]
 
 
 @pytest.mark.parametrize("kind", ["grpo", "gae", "vtrace", "reinforce_pp", "return"])
 def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(kind: str) -> None:
-    rules = replace(RULES, advantage=AdvantageSection.model_validate({"kind": kind}))
+    rules = replace(RULES, advantage=make_advantage(kind=kind))
     assert rules.differs(group_of([1.0], [0.0]))
     assert not rules.differs(group_of([1.0], [1.0]))
     assert not rules.differs(group_of([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])), "equal but for their last bits"
@@ -184,8 +185,8 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
         (["--rl.demo_weight=0.5"], "set demos_per_step"),
         (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),
         (["--loss.kl_max=0.1"], "a batch makes a single update"),
-        (["--critic.warmup_steps=3"], "grpo has no critic"),
-        (["--advantage.kind=rloo", "--advantage.state_weight=1"], "compared by grpo or dr_grpo"),
+        (["--advantage.critic_warmup_steps=3"], r"no such key of advantage\.kind grpo: it belongs to gae, vtrace"),
+        (["--advantage.credit=turn", "--advantage.state_weight=1"], "the returns of whole episodes"),
     ],
 )
 def test_what_contradicts_itself_or_does_nothing_is_refused(keys: list[str], message: str) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import FixedHorizon, StagedHorizon
 from horizonrl.common.state import HorizonGrowth
 from horizonrl.common.types import Group, Kind, Provenance, StopReason, Task
 from horizonrl.learner.controller.horizon import (
@@ -30,24 +31,27 @@ horizons = st.lists(st.integers(1, 100), min_size=1, max_size=5).map(lambda turn
     ("step", "turns"), [(0, 10), (99, 10), (100, 20), (101, 20), (199, 20), (200, 30), (299, 30), (100_000, 30)]
 )
 def test_staged_moves_to_the_next_horizon_after_every_stage(step: int, turns: int) -> None:
-    assert horizon_turns("staged", (10, 20, 30), 100, step) == turns
+    assert horizon_turns(StagedHorizon(), (10, 20, 30), step) == turns
 
 
 def test_fixed_is_the_last_horizon() -> None:
-    assert {horizon_turns("fixed", (10, 30), 5, step) for step in range(50)} == {30}
+    assert {horizon_turns(FixedHorizon(), (10, 30), step) for step in range(50)} == {30}
 
 
 def test_linear_moves_in_single_turns_between_the_first_and_the_last() -> None:
-    turns = [horizon_turns("linear", (10, 20), 10, step) for step in range(12)]
+    turns = [horizon_turns(StagedHorizon(kind="linear", steps_per_stage=10), (10, 20), step) for step in range(12)]
     assert turns == [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 20]
-    assert [horizon_turns("linear", (10, 110), 100, step) for step in range(101)] == list(range(10, 111))
+    assert [
+        horizon_turns(StagedHorizon(kind="linear", steps_per_stage=100), (10, 110), step) for step in range(101)
+    ] == list(range(10, 111))
 
 
 @given(horizons, st.integers(1, 50), st.sampled_from(("fixed", "staged", "linear")))
 def test_a_schedule_never_shrinks_and_stays_within_its_horizons(
     turns: tuple[int, ...], per_stage: int, kind: str
 ) -> None:
-    seen = [horizon_turns(kind, turns, per_stage, step) for step in range(per_stage * len(turns) + 2)]  # type: ignore[arg-type]
+    schedule = FixedHorizon() if kind == "fixed" else StagedHorizon(kind=kind, steps_per_stage=per_stage)  # type: ignore[arg-type]
+    seen = [horizon_turns(schedule, turns, step) for step in range(per_stage * len(turns) + 2)]
     assert seen == sorted(seen)
     assert turns[0] <= seen[0]
     assert seen[-1] == turns[-1]
@@ -57,7 +61,8 @@ def test_a_schedule_never_shrinks_and_stays_within_its_horizons(
 def test_reversed_is_staged_from_the_last_to_the_first(turns: tuple[int, ...], per_stage: int) -> None:
     steps = range(per_stage * len(turns))
     staged, reverse = (
-        [horizon_turns(kind, turns, per_stage, step) for step in steps] for kind in ("staged", "reversed")
+        [horizon_turns(StagedHorizon(kind=kind, steps_per_stage=per_stage), turns, step) for step in steps]
+        for kind in ("staged", "reversed")
     )  # type: ignore[arg-type]
     assert reverse == staged[::-1]
 
@@ -66,7 +71,7 @@ def test_reversed_is_staged_from_the_last_to_the_first(turns: tuple[int, ...], p
 def test_shuffled_has_the_horizons_of_staged_in_their_shares(
     turns: tuple[int, ...], per_stage: int, rl_steps: int, seed: int
 ) -> None:
-    staged = Counter(horizon_turns("staged", turns, per_stage, step) for step in range(rl_steps))
+    staged = Counter(horizon_turns(StagedHorizon(steps_per_stage=per_stage), turns, step) for step in range(rl_steps))
     blocks = 6
     drawn = [shuffled_turns(turns, per_stage, rl_steps, number, f"{seed}/a") for number in range(rl_steps * blocks)]
     assert Counter(drawn) == {horizon: count * blocks for horizon, count in staged.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from horizonrl.common.config.objective import AdvantageSection, CriticSection, LossSection, Objective, ReferenceSection
+from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
@@ -16,17 +16,16 @@ from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import BACKENDS, SEVERAL_RANKS, make_engine, require_backend
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
+from tests.learner.sections import make_advantage, make_loss
 from tests.learner.traces import demonstrations, make_batch, make_groups
 
-ALL_MODELS = Objective(
-    advantage=AdvantageSection(kind="gae"), critic=CriticSection(lr=1e-2), reference=ReferenceSection(kl=0.1)
-)
+ALL_MODELS = Objective(advantage=make_advantage(kind="gae", critic_lr=1e-2), reference=ReferenceSection(kl=0.1))
 EQUAL: dict[str, dict[str, Any]] = {
     "plain": {},
     "several micro-batches": {"micro_batch_tokens": 128},
     "adapters": {"lora_rank": 4},
-    "several updates": {"objective": Objective(loss=LossSection(minibatches=2))},
-    "scores before the step": {"objective": Objective(advantage=AdvantageSection(kind="otb"))},
+    "several updates": {"objective": Objective(loss=make_loss(minibatches=2))},
+    "scores before the step": {"objective": Objective(advantage=make_advantage(kind="otb"))},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "betas and epsilon": {"betas": (0.8, 0.95), "epsilon": 1e-5},
 }

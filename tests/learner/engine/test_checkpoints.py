@@ -9,21 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from horizonrl.common.config.objective import (
-    AdvantageSection,
-    CriticSection,
-    Objective,
-    ReferenceSection,
-)
+from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.errors import CheckpointError
 from horizonrl.learner.engine.checkpoint import shards
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
 from tests.learner.ranks_program import run_program
+from tests.learner.sections import make_advantage
 from tests.learner.traces import make_batch
 
 pytestmark = DEEPSPEED
 
-GAE = Objective(advantage=AdvantageSection(kind="gae"), critic=CriticSection(lr=1e-2))
+GAE = Objective(advantage=make_advantage(kind="gae", critic_lr=1e-2))
 KL = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1))
 
 

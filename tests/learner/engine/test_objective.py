@@ -14,13 +14,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from torch import Tensor
 
-from horizonrl.common.config.objective import (
-    AdvantageSection,
-    CorrectionSection,
-    LossSection,
-    Objective,
-    ReferenceSection,
-)
+from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.learner.algorithm.advantage import Scores, estimates
 from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer, load_language_model
@@ -34,19 +28,20 @@ from horizonrl.learner.engine.objective import (
     token_scales,
 )
 from tests.learner.knowns import known
+from tests.learner.sections import make_advantage, make_correction, make_loss
 from tests.learner.traces import make_batch, make_groups
 
 OBJECTIVES = {
     "ppo": Objective(),
     "gspo, KL, entropy": Objective(
-        loss=LossSection(kind="gspo", entropy=0.01, normalisation="sequence"), reference=ReferenceSection(kl=0.1)
+        loss=make_loss(kind="gspo", entropy=0.01, normalisation="sequence"), reference=ReferenceSection(kl=0.1)
     ),
-    "gae": Objective(advantage=AdvantageSection(kind="gae")),
+    "gae": Objective(advantage=make_advantage(kind="gae")),
     "reinforce, turns": Objective(
-        advantage=AdvantageSection(credit="turn", discount=0.9),
-        loss=LossSection(kind="reinforce", normalisation="prompt"),
+        advantage=make_advantage(credit="turn", discount=0.9),
+        loss=make_loss(kind="reinforce", normalisation="prompt"),
     ),
-    "decoupled": Objective(loss=LossSection(kind="decoupled_ppo", normalisation="constant")),
+    "decoupled": Objective(loss=make_loss(kind="decoupled_ppo", normalisation="constant")),
 }
 
 
@@ -112,7 +107,7 @@ def test_what_stands_at_observation_tokens_gives_no_gradient(scorer: TokenScorer
 def test_what_a_token_counts_equals_its_definition(normalisation: str, seed: int) -> None:
     traces = make_batch(seed, traces=7).traces
     masked = [index % 3 == 0 for index in range(7)]
-    scales = token_scales(traces, masked, LossSection(normalisation=normalisation), 50)  # type: ignore[arg-type]
+    scales = token_scales(traces, masked, make_loss(normalisation=normalisation), 50)
     kept = [trace for trace, out in zip(traces, masked, strict=True) if not out]
     for trace, out, scale in zip(traces, masked, scales, strict=True):
         group = sum(t.trained_tokens for t in kept if t.group == trace.group)
@@ -127,8 +122,8 @@ def test_what_a_token_counts_equals_its_definition(normalisation: str, seed: int
 
 @pytest.mark.parametrize(("kind", "counted_by"), [("gspo", "sequence"), ("ppo", "token"), ("reinforce", "token")])
 def test_the_default_normalisation_follows_the_loss(kind: str, counted_by: str) -> None:
-    assert LossSection(kind=kind).counted_by == counted_by  # type: ignore[arg-type]
-    assert LossSection(kind=kind, normalisation="prompt").counted_by == "prompt"  # type: ignore[arg-type]
+    assert make_loss(kind=kind).counted_by == counted_by
+    assert make_loss(kind=kind, normalisation="prompt").counted_by == "prompt"
 
 
 def ess_lr_scale(log_ratio_BT: NDArray[np.float64], parts: int = 1, **columns: Tensor) -> float:
@@ -170,14 +165,14 @@ def test_dpo_is_its_losss_gradient_only_where_all_tokens_count_the_same() -> Non
     """Which is why the other normalisations are refused: over the logprobs of all tokens, the cosine to DPO's own."""
     batch = make_batch(1, traces=8, longest=200)
     dpo = Objective(
-        advantage=AdvantageSection(kind="dpo"),
-        loss=LossSection(kind="reinforce"),
-        correction=CorrectionSection(kind=None),
+        advantage=make_advantage(kind="dpo"),
+        loss=make_loss(kind="reinforce"),
+        correction=make_correction(kind=None),
     )
     pulls = [estimate.advantages_N for estimate in estimates(batch.traces, scores_for(batch), dpo)]
     cosines = {}
     for normalisation in ("token", "constant", "sequence", "prompt"):
-        scales = token_scales(batch.traces, [False] * 8, LossSection(normalisation=normalisation), 200)  # type: ignore[arg-type]
+        scales = token_scales(batch.traces, [False] * 8, make_loss(normalisation=normalisation), 200)
         ours, theirs = np.concatenate([s * p for s, p in zip(scales, pulls, strict=True)]), np.concatenate(pulls)
         cosines[normalisation] = ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs)
     assert min(cosines["token"], cosines["constant"]) == pytest.approx(1.0)
@@ -187,7 +182,7 @@ def test_dpo_is_its_losss_gradient_only_where_all_tokens_count_the_same() -> Non
 def test_a_cut_episode_that_is_masked_stands_in_the_baseline_but_is_not_trained() -> None:
     batch = make_groups(0, groups=1, group_size=3, prompt=4)
     cut = replace(batch, traces=(replace(batch.traces[0], truncated=True), *batch.traces[1:]))
-    masking, keeping = (Objective(advantage=AdvantageSection(truncated=how)) for how in ("mask", "keep"))  # type: ignore[arg-type]
+    masking, keeping = (Objective(advantage=make_advantage(truncated=how)) for how in ("mask", "keep"))
     (update,), (whole,) = build_updates(cut, None, masking, 64), build_updates(cut, None, keeping, 64)
     assert [sample.scale > 0 for sample in update] == [False, True, True]
     for one, other in zip(update, whole, strict=True):
@@ -197,7 +192,7 @@ def test_a_cut_episode_that_is_masked_stands_in_the_baseline_but_is_not_trained(
 @given(seed=st.integers(0, 1000), minibatches=st.integers(1, 5), epochs=st.integers(1, 3))
 def test_an_epoch_trains_every_trace_once_and_no_group_is_cut(seed: int, minibatches: int, epochs: int) -> None:
     batch = make_batch(seed, traces=8)
-    updates = build_updates(batch, None, Objective(loss=LossSection(minibatches=minibatches, epochs=epochs)), 64)
+    updates = build_updates(batch, None, Objective(loss=make_loss(minibatches=minibatches, epochs=epochs)), 64)
     assert len(updates) == min(minibatches, 4) * epochs
     trained = [id(sample.trace) for update in updates for sample in update]
     assert sorted(trained) == sorted([id(trace) for trace in batch.traces] * epochs)
@@ -208,7 +203,7 @@ def test_an_epoch_trains_every_trace_once_and_no_group_is_cut(seed: int, minibat
 
 @given(seed=st.integers(0, 1000), version=st.integers(0, 50))
 def test_a_shuffled_epoch_is_a_partition_of_its_own_that_follows_from_seed_and_version(seed: int, version: int) -> None:
-    objective = Objective(loss=LossSection(minibatches=3, epochs=2, shuffle=True))
+    objective = Objective(loss=make_loss(minibatches=3, epochs=2, shuffle=True))
     batch = replace(make_groups(0, groups=9, group_size=2, prompt=4), version=version)
     numbered = tuple(replace(trace, group=index // 2) for index, trace in enumerate(batch.traces))
     batch = replace(batch, traces=numbered)
@@ -235,7 +230,7 @@ def test_while_the_critic_warms_up_the_policy_has_no_gradient() -> None:
     nothing_N, first_N = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     inputs = known(nothing_N - 1.5, nothing_N + 0.7, first_N, first_N, targets_N=nothing_N + 1.0)
     output = ScorerOutput(logprobs_N, nothing_N, values_N, nothing_N)
-    gae = Objective(advantage=AdvantageSection(kind="gae"))
+    gae = Objective(advantage=make_advantage(kind="gae"))
     whole, alone = (token_loss(output, inputs, gae, critic_alone=alone).sum() for alone in (False, True))
     policy_N, critic_N = torch.autograd.grad(alone, [logprobs_N, values_N], retain_graph=True)
     assert policy_N.tolist() == [0.0, 0.0]

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from horizonrl.common.config.objective import LossSection, Objective, ReferenceSection
+from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.errors import OutOfMemory
 from horizonrl.learner.engine import step
 from horizonrl.learner.ranks.spawn import spawn_ranks
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
+from tests.learner.sections import make_loss
 from tests.learner.traces import make_batch
 
 pytestmark = DEEPSPEED
 
 UPDATES = 2
-KL = Objective(advantage=RETURNS.advantage, loss=LossSection(minibatches=UPDATES), reference=ReferenceSection(kl=0.1))
+KL = Objective(advantage=RETURNS.advantage, loss=make_loss(minibatches=UPDATES), reference=ReferenceSection(kl=0.1))
 """A pass that scores the batch, then two updates."""
 MICRO_BATCH_TOKENS = 64
 

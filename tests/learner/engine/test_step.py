@@ -12,25 +12,19 @@ import torch
 from safetensors.torch import load_file
 
 from horizonrl.broker.weights.frames import digest_file
-from horizonrl.common.config.objective import (
-    AdvantageSection,
-    CorrectionSection,
-    CriticSection,
-    LossSection,
-    Objective,
-    ReferenceSection,
-)
+from horizonrl.common.config.objective import CorrectionSection, Objective, ReferenceSection
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import RankEngine
 from horizonrl.learner.engine.checkpoint.shards import open_shards, read_engine_file
 from horizonrl.learner.engine.model.model import load_language_model
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
+from tests.learner.sections import make_advantage, make_correction, make_loss
 from tests.learner.traces import demonstrations, make_batch
 
 pytestmark = DEEPSPEED
 
-GAE = Objective(advantage=AdvantageSection(kind="gae"), critic=CriticSection(lr=1e-2))
+GAE = Objective(advantage=make_advantage(kind="gae", critic_lr=1e-2))
 KL = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1))
 
 
@@ -124,7 +118,7 @@ def test_a_trace_over_the_budget_is_refused(start: StartEngine) -> None:
 def test_the_trust_region_is_the_settings_one(start: StartEngine) -> None:
     traces = [replace(t, logprobs_L=np.where(t.mask_L, -30, 0).astype(np.float32)) for t in make_batch().traces]
     for dual_clip, stopped in ((3.0, 1.0), (None, None)):
-        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=LossSection(dual_clip=dual_clip)))
+        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=make_loss(dual_clip=dual_clip)))
         stats = engine.train_step(Batch(tuple(traces), 1), 1e-3)
         assert (stats.clip_share == 1.0 and stats.grad_norm == 0.0) is (stopped is not None)
 
@@ -196,7 +190,7 @@ def test_the_reference_moves_forward_when_asked(start: StartEngine) -> None:
 
 
 def test_a_batch_may_make_several_updates(start: StartEngine, tmp_path: Path) -> None:
-    one, several = start(), start(objective=Objective(loss=LossSection(minibatches=2, epochs=2)))
+    one, several = start(), start(objective=Objective(loss=make_loss(minibatches=2, epochs=2)))
     counts = []
     for index, engine in enumerate((one, several)):
         engine.train_step(make_batch(), 1e-3)
@@ -207,7 +201,7 @@ def test_a_batch_may_make_several_updates(start: StartEngine, tmp_path: Path) ->
 
 def test_an_update_that_finds_too_large_a_kl_is_the_last_of_its_batch(start: StartEngine) -> None:
     def updates(kl_max: float | None) -> int:
-        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=LossSection(epochs=4, kl_max=kl_max)))
+        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=make_loss(epochs=4, kl_max=kl_max)))
         return engine.train_step(make_batch(), 1e-2).updates
 
     assert (updates(None), updates(1e-9), updates(1e9)) == (4, 1, 4)
@@ -215,7 +209,7 @@ def test_an_update_that_finds_too_large_a_kl_is_the_last_of_its_batch(start: Sta
 
 def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(start: StartEngine) -> None:
     """With the exact proximal policy ρ leaves 1 only by the updates before; on-policy a first one stops nothing."""
-    loss = LossSection(kind="decoupled_ppo", epochs=4, clip_low=1e-3, clip_high=1e-3)
+    loss = make_loss(kind="decoupled_ppo", epochs=4, low=1e-3, high=1e-3)
     engine = start(objective=Objective(advantage=RETURNS.advantage, loss=loss))
     assert engine.train_step(make_batch(), 0.0).clip_share == 0.0
     assert engine.train_step(make_batch(), 1e-2).clip_share > 0.1
@@ -223,7 +217,7 @@ def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(
 
 def test_the_entropy_bonus_raises_the_entropy(start: StartEngine) -> None:
     quiet = [replace(trace, rewards_L=np.zeros_like(trace.rewards_L)) for trace in make_batch().traces]
-    engine = start(objective=Objective(advantage=RETURNS.advantage, loss=LossSection(entropy=1.0)))
+    engine = start(objective=Objective(advantage=RETURNS.advantage, loss=make_loss(entropy=1.0)))
     entropies = [engine.train_step(Batch(tuple(quiet), 1), 1e-3).entropy for _ in range(4)]
     assert entropies[-1] > entropies[0] + 0.01
 
@@ -242,7 +236,7 @@ def test_a_low_effective_sample_size_of_episodes_lowers_the_learning_rate(
     scale = math.sqrt(sum(products) ** 2 / (len(products) * sum(product**2 for product in products)))
     lengths = []
     for scaled in (False, True):
-        engine = start(objective=Objective(advantage=RETURNS.advantage, correction=CorrectionSection(ess_lr=scaled)))
+        engine = start(objective=Objective(advantage=RETURNS.advantage, correction=make_correction(ess_lr=scaled)))
         before = weights_of(engine, tmp_path / "before")
         stats = engine.train_step(make_batch(), 1e-2)
         assert stats.lr == pytest.approx(1e-2 * scale if scaled else 1e-2, rel=0.02)
@@ -261,18 +255,18 @@ def test_demonstrations_may_stand_beside_episodes(start: StartEngine) -> None:
 @pytest.mark.parametrize(
     "correction",
     [
-        CorrectionSection(geometric_band=(0.9, 1.1)),
-        CorrectionSection(k3_max=1e-9),
-        CorrectionSection(veto_band=(0.9, 1.1)),
-        CorrectionSection(stale_negative_max=1e-9),
-        CorrectionSection(kind="icepop", icepop_band=(0.9, 1.1)),
+        make_correction(geometric_band=(0.9, 1.1)),
+        make_correction(k3_max=1e-9),
+        make_correction(veto_band=(0.9, 1.1)),
+        make_correction(stale_negative_max=1e-9),
+        make_correction(kind="icepop", band=(0.9, 1.1)),
     ],
 )
 @pytest.mark.parametrize("backend", ["deepspeed", "torch"])
 def test_a_batch_that_a_correction_drops_whole_leaves_the_policy_as_it_is(
     start: StartEngine, tmp_path: Path, correction: CorrectionSection, backend: str
 ) -> None:
-    reinforce = LossSection(kind="reinforce")
+    reinforce = make_loss(kind="reinforce")
     objective = Objective(advantage=RETURNS.advantage, correction=correction, loss=reinforce)
     engine = start(objective=objective, backend=backend)
     first, batch = make_batch(0), make_batch(1, version=2)

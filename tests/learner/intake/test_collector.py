@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.groups import DeadLetter, Entry
-from horizonrl.common.config.objective import AdvantageSection
 from horizonrl.common.types import (
     Branch,
     DropReason,
@@ -30,6 +29,7 @@ from horizonrl.learner.intake.collector import Collector, LearnerPosition, Pendi
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import processed_tokens
 from tests.learner.branching import branching_group
+from tests.learner.sections import make_advantage
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
@@ -115,7 +115,7 @@ def test_a_group_of_which_everything_is_masked_teaches_nothing() -> None:
     cut = group.model_copy(
         update={"episodes": tuple(e.model_copy(update={"stop": StopReason.HORIZON}) for e in group.episodes)}
     )
-    masking = replace(RULES, advantage=AdvantageSection(truncated="mask"))
+    masking = replace(RULES, advantage=make_advantage(truncated="mask"))
     assert RULES.has_signal(cut) and masking.has_signal(group) and not masking.has_signal(cut)
 
 
@@ -200,14 +200,14 @@ def test_demonstrations_are_trained_whatever_they_earned() -> None:
 
 @pytest.mark.parametrize("kind", ["reinforce_pp", "gae", "vtrace"])
 def test_a_group_of_equal_returns_is_trained_by_a_kind_that_compares_no_siblings(kind: str) -> None:
-    rules = replace(RULES, advantage=AdvantageSection(kind=kind))  # type: ignore[arg-type]
+    rules = replace(RULES, advantage=make_advantage(kind=kind))
     collector = Collector(rules, TicketAccounts())
     collector.consume(Entry(sequence=1, record=make_group(rewards=(1.0, 1.0), version=5)), RL)
     assert len(collector.pending.admitted) == 1
 
 
 def test_cloning_by_return_drops_a_group_that_earned_nothing() -> None:
-    rules = replace(RULES, advantage=AdvantageSection(kind="return"))
+    rules = replace(RULES, advantage=make_advantage(kind="return"))
     for rewards, admitted in (((0.0, 0.0), 0), ((1.0, 1.0), 1)):
         collector = Collector(rules, TicketAccounts())
         collector.consume(Entry(sequence=1, record=make_group(rewards=rewards, version=5)), RL)
@@ -338,7 +338,7 @@ def test_each_branch_is_bounded_as_an_episode_is(group: Group, reasons: list[Dro
 
 @pytest.mark.parametrize("kind", ["gae", "vtrace", "dpo"])
 def test_an_advantage_along_one_sequence_drops_groups_with_several(kind: str) -> None:
-    rules = replace(RULES, advantage=AdvantageSection(kind=kind))  # type: ignore[arg-type]
+    rules = replace(RULES, advantage=make_advantage(kind=kind))
     linear = make_group(1, version=5)
     for sequence, (group, reasons) in enumerate([(branching_group(2, version=5), ["malformed"]), (linear, [])], 1):
         collector = Collector(rules, TicketAccounts())

@@ -16,7 +16,7 @@ from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.adapters import ALPHA, merge_adapters
-from horizonrl.common.config.objective import AdvantageSection, CriticSection, Objective, ReferenceSection
+from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
@@ -30,6 +30,7 @@ from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.learner.ranks_program import run_program
+from tests.learner.sections import make_advantage
 from tests.learner.traces import demonstrations, make_batch, make_groups
 from tests.weights import ShadowHost
 
@@ -40,9 +41,9 @@ pytestmark = [
 ]
 
 RANK, LAYERS = 4, 2
-RETURNS = Objective(advantage=AdvantageSection(kind="return"))
+RETURNS = Objective(advantage=make_advantage(kind="return"))
 KL = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1))
-GAE = Objective(advantage=AdvantageSection(kind="gae"), critic=CriticSection(lr=1e-2))
+GAE = Objective(advantage=make_advantage(kind="gae", critic_lr=1e-2))
 SIDES = {"q_proj": 128 + 128, "k_proj": 128 + 64, "v_proj": 128 + 64, "o_proj": 128 + 128}
 SIDES |= {"gate_proj": 128 + 256, "up_proj": 128 + 256, "down_proj": 256 + 128}
 """Input and output width of each linear layer of the tiny model, added up."""
