@@ -4,12 +4,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.section import sections_of
 from horizonrl.common.metrics import METRICS, PREFIX, TABLE
 from horizonrl.ops.deploy.grafana.dashboards import DASHBOARDS, DIRECTORY, files
 from horizonrl.ops.deploy.grafana.panels import DECLARED, HEIGHTS, Dashboard, last, metric_names
@@ -46,19 +47,19 @@ def test_a_studys_conclusion_holds_no_measured_number() -> None:
 
 
 def test_the_page_of_the_configuration_has_every_key() -> None:
-    sections = RunConfig.model_construct().model_dump(mode="json")
-    named = re.findall(r"^## `\[+([\w.]+)\]+`$|^\| `(\w+)` \|", config_page.page(), re.MULTILINE)
-    assert [section or key for section, key in named] == list(keys_of(sections))
+    section, named = "", set[str]()
+    for heading, key in re.findall(r"^## `\[+([\w.]+)\]+`$|^\| `(\w+)`", config_page.page(), re.MULTILINE):
+        section = heading or section
+        named.add(f"{section}.{key}" if key else section)
+    assert named == set(keys_of(RunConfig))
 
 
-def keys_of(sections: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield each section and then its keys, with the sections in it at its end."""
-    for name, values in sections.items():
-        keys = values[0] if isinstance(values, list) else values
-        inner = {key: value for key, value in keys.items() if isinstance(value, dict) and value}
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the name of each section, and of each key of all its kinds."""
+    for name, field in model.model_fields.items():
         yield prefix + name
-        yield from (key for key in keys if key not in inner)
-        yield from keys_of(inner, f"{prefix}{name}.")
+        for section in sections_of(field.annotation):
+            yield from keys_of(section, f"{prefix}{name}.")
 
 
 def test_the_dashboards_are_current() -> None:

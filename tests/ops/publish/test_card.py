@@ -41,7 +41,7 @@ def test_a_card_names_environments_lineage_and_facts(tmp_path: Path) -> None:
 
 
 def test_the_recipe_of_a_card_makes_the_same_config(tmp_path: Path) -> None:
-    config = run_config(tmp_path, "--rl.lr=3e-6", "--rollout.group_size=4")
+    config = run_config(tmp_path, "--rl.lr=3e-6", "--rollout.group_size=4", "--loss.kind=gspo", "--loss.low=0.2")
     file = tmp_path / "recipe.toml"
     file.write_text(recipe(config))
     assert public_config(RunConfig.load([file])) == public_config(config)
