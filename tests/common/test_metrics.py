@@ -51,7 +51,7 @@ def test_labels_are_bounded() -> None:
 
 
 def test_the_code_sets_no_metric_and_gives_no_reason_that_is_not_declared() -> None:
-    text = "".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     set_by_name = set(re.findall(r'etrics\.(?:count|set|observe)\(\s*"(\w+)"', text))
     assert len(set_by_name) > 30
     assert set_by_name <= {metric.name for metric in METRICS}

@@ -94,5 +94,5 @@ def test_no_retired_name_is_left() -> None:
     for package in ("common", "actors", "learner", "ops"):
         places += [path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".yaml", ".json", ".js")]
     for path in places:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         assert not [name for name in RETIRED if re.search(rf"(?<![a-z]){name}|horizonrl_{name}", text)], path
