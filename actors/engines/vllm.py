@@ -84,6 +84,7 @@ class VllmPolicy:
         event loop, and the engine is forked only while the process has one thread. With more it is spawned, which
         imports everything a second time.
         """
+        files = weight_files(settings.model_dir)  # a directory that is none is refused at once
         with ExitStack() as held:
             # vLLM leaves the files of its sockets behind, three per engine, wherever it is told to make them.
             os.environ["VLLM_RPC_BASE_PATH"] = str(held.enter_context(scratch()))
@@ -100,7 +101,7 @@ class VllmPolicy:
         await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
         if settings.renewed:
             try:
-                await policy._prove_renewable(weight_files(settings.model_dir))
+                await policy._prove_renewable(files)
             except ConfigError:
                 await policy.close()
                 raise

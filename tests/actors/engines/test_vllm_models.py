@@ -118,6 +118,16 @@ def test_a_model_with_a_tensor_that_vllm_does_not_compute_with_is_refused_at_the
     assert "such as model.layers.0.self_attn.rotary_emb.inv_freq" in refused.stderr
 
 
+def test_an_adapters_file_beside_the_model_is_refused_before_vllm_reads_it(tmp_path: Path) -> None:
+    model = make_tiny_qwen(tmp_path / "model", 0)
+    adapter = {"base_model.model.x.lora_A.weight": torch.zeros(2, 2)}
+    save_file(adapter, model / "adapter_model.safetensors")
+    refused = played(model)
+    assert refused.returncode == 1
+    assert "holds weights twice: adapter_model.safetensors" in refused.stderr
+    assert "EngineDead" not in refused.stderr
+
+
 def test_a_hybrid_model_is_refused_on_a_cpu_where_its_convolutions_stay_old(tmp_path: Path) -> None:
     model = make_tiny_qwen(tmp_path / "model", 0)
     config = json.loads((model / "config.json").read_text())
