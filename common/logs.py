@@ -5,6 +5,7 @@ They are JSON unless the output is a terminal. The loggers of vLLM, DeepSpeed an
 
 import logging
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
@@ -55,3 +56,8 @@ def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
 
 def get_logger() -> Any:
     return structlog.stdlib.get_logger()
+
+
+def last_lines(path: Path, count: int = 15) -> str:
+    """Return the end of a log file."""
+    return "\n".join(path.read_text(errors="replace", encoding="utf-8").splitlines()[-count:])

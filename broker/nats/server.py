@@ -19,10 +19,10 @@ from typing import IO, Any, Literal, Self
 
 import aiohttp
 
-from horizonrl.common.children import bound
 from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
 from horizonrl.common.locks import take_lock
-from horizonrl.common.logs import get_logger
+from horizonrl.common.logs import get_logger, last_lines
+from horizonrl.common.processes import detached
 
 log = get_logger()
 
@@ -142,11 +142,7 @@ class EmbeddedServer:
             binary,
             "-c",
             str(config),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the program: the broker ends last
-            preexec_fn=bound(),
+            **detached(asyncio.subprocess.DEVNULL),
             pass_fds=(lock.fileno(),),  # the lock lasts as long as the server, even if this program is killed
         )
         try:
@@ -206,8 +202,8 @@ class EmbeddedServer:
 
     def _failure(self, what: str) -> str:
         log_file = self.directory / LOG_FILE
-        tail = log_file.read_text(errors="replace", encoding="utf-8").splitlines()[-5:] if log_file.exists() else []
-        return "\n".join([f"nats-server {what}; the end of {log_file}:", *tail])
+        tail = last_lines(log_file, 5) if log_file.exists() else ""
+        return f"nats-server {what}; the end of {log_file}:\n{tail}"
 
     def reload(self) -> None:
         """Have the server read its configuration again, with the files it includes; connections stay open.

@@ -19,6 +19,7 @@ import psutil
 from horizonrl.common.children import bind, bound
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.logs import get_logger
+from horizonrl.common.processes import horizonrl_command
 from horizonrl.learner.ranks.nodes import Host, Member, Node, NodesEnd, Rendezvous, Seat
 
 log = get_logger()
@@ -158,7 +159,7 @@ async def _start(seat: Seat, local: int, ranks: int, orphaned: signal.Signals) -
     # gloo and NCCL would else take the interface of this machine's name, which may be one that no other node reaches.
     fallback = {"GLOO_SOCKET_IFNAME": network, "NCCL_SOCKET_IFNAME": network, "OMP_NUM_THREADS": "1"}
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "horizonrl.ops.cli.main", *sys.argv[1:]),
+        *horizonrl_command(*sys.argv[1:]),
         env=fallback | os.environ | {name: str(value) for name, value in environment.items()},
         preexec_fn=bound(orphaned),
     )

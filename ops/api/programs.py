@@ -2,16 +2,15 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, get_args
 
-from horizonrl.common.children import bound
 from horizonrl.common.config.arguments import checked
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
+from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.rundir.directory import INHERITED_LOCK, to_toml
 from horizonrl.ops.rundir.variables import recipe_environment
@@ -60,14 +59,10 @@ class RunningCommand:
             environment[INHERITED_LOCK] = str(lock.fileno())
         with output.open("ab") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "horizonrl.ops.cli.main", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
+                horizonrl_command(*words),
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for this process, which ends the program
-                preexec_fn=bound(),
                 pass_fds=() if lock is None else (lock.fileno(),),
+                **detached(sink),
             )
             return cls(words[0], output, process, sink.tell(), stop_within_s)
 
@@ -133,7 +128,6 @@ def start_role(role: Role, config: RunConfig, name: str | None = None) -> Runnin
 
 def longest_stop_s(config: RunConfig) -> float:
     """Return how long a program of this config may take to end: each role has a deadline in the config."""
-    from horizonrl.ops.launch.roles import stop_within_s  # with the HTTP server that roles have
-    from horizonrl.ops.launch.supervision import KILL_S
+    from horizonrl.ops.launch.roles import KILL_S, stop_within_s  # with the HTTP server that roles have
 
     return max(STOP_S, max(stop_within_s(role, config) for role in get_args(Role)) + KILL_S + SPARE_S)

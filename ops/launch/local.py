@@ -22,6 +22,7 @@ from horizonrl.common.errors import BrokerUnreachable, ConfigError, HorizonError
 from horizonrl.common.files import atomic_write
 from horizonrl.common.gpus import visible_gpus
 from horizonrl.common.logs import configure_logs, get_logger
+from horizonrl.common.processes import Child, horizonrl_command
 from horizonrl.common.run_dir import ADDRESS, REPORT
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
@@ -29,8 +30,8 @@ from horizonrl.learner.controller.yields import followed_categories
 from horizonrl.learner.engine.registry import require_backend
 from horizonrl.ops.launch.broker import earlier_port, end_when_curable, restart_broker
 from horizonrl.ops.launch.gpus import Division, divide
-from horizonrl.ops.launch.roles import stop_within_s
-from horizonrl.ops.launch.supervision import Restarts, RunProgress, SupervisedProcess
+from horizonrl.ops.launch.roles import KILL_S, stop_within_s
+from horizonrl.ops.launch.supervision import Restarts, RunProgress, keep_running
 from horizonrl.ops.models.models import trainable_model
 from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
@@ -158,7 +159,7 @@ async def _supervise(
             for part in parts:
                 await part.start()
             async with asyncio.TaskGroup() as group:
-                watches = {part.name: group.create_task(part.watch(run)) for part in parts}
+                watches = {part.name: group.create_task(keep_running(part, run)) for part in parts}
                 others = [
                     group.create_task(console.follow(lambda: {part.name: part.started_at for part in parts})),
                     group.create_task(_observe(transport, run, console)),
@@ -198,7 +199,7 @@ async def _observe(transport: Transport, run: RunProgress, console: Console) -> 
         await asyncio.sleep(LOOK_S if console.is_terminal else PLAIN_LOOK_S)
 
 
-def _parts(config: RunConfig, recipe: Path, division: Division) -> list[SupervisedProcess]:
+def _parts(config: RunConfig, recipe: Path, division: Division) -> list[Child]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
     # The console has resolved variables and command line: a variable that reached a part would win over both.
@@ -206,8 +207,10 @@ def _parts(config: RunConfig, recipe: Path, division: Division) -> list[Supervis
     port = config.metrics.port
     parts = []
     for offset, (role, name) in enumerate(names):
-        own = {"HORIZONRL_METRICS__PORT": str(port + offset)} if port else {}  # 0: each process takes a free port
-        own |= division.environment(role, number=max(0, offset - 2))
+        extra = {"HORIZONRL_METRICS__PORT": str(port + offset)} if port else {}  # 0: each process takes a free port
+        extra |= division.environment(role, number=max(0, offset - 2))
         log_file = config.run_dir / "logs" / f"{name}.log"
-        parts.append(SupervisedProcess(role, name, recipe, log_file, environment | own, stop_within_s(role, config)))
+        # Later than the role's own timer, which logs `stop_overdue` and the stack: SIGKILL would hide what hung.
+        stop_s = stop_within_s(role, config) + KILL_S
+        parts.append(Child(horizonrl_command(role, str(recipe)), log_file, stop_s, environment | extra))
     return parts

@@ -27,6 +27,8 @@ STOP_S = 10.0
 GIVE_BACK_S = 20.0
 """Seconds an actor needs to give its leases back, after its drain: first its environments are closed
 (`actors/rollout/rollout.py`, CLOSE_S), then the broker is told."""
+KILL_S = 5.0
+"""A role that has not ended this long after its own deadline is killed."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where an actor keeps the weights it has fetched: the engine maps them without a copy."""
 

@@ -12,7 +12,6 @@ import math
 import os
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,13 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.files import atomic_write_text
 from horizonrl.common.locks import take_lock
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.processes import Child, horizonrl_command
 from horizonrl.common.run_dir import CHECKPOINTS, EVALS, METRICS
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
 from horizonrl.ops.rundir.directory import public_config, read_config
@@ -247,36 +246,21 @@ async def tracked(config: RunConfig, metrics: Metrics) -> AsyncIterator[None]:
 async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> None:
     """Start the tracker's process, wait for its end or for `stop`, and end it."""
     log_file = config.run_dir / "logs" / "tracker.log"
+    # Ctrl-C reaches the learner alone, which ends the tracker after its own last checkpoint.
+    tracker = Child(horizonrl_command("track", str(config.run_dir), "--follow"), log_file, END_S)
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as sink:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "horizonrl.ops.cli.main",
-                "track",
-                str(config.run_dir),
-                "--follow",
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                # Ctrl-C reaches the learner alone, which ends the tracker after its own last checkpoint.
-                start_new_session=True,
-                preexec_fn=bound(),
-            )
+        await tracker.start()
     except OSError as error:
         _failed(metrics, str(error), log_file)
         return
-    ended, stopped = asyncio.ensure_future(process.wait()), asyncio.ensure_future(stop.wait())
+    ended, stopped = asyncio.ensure_future(tracker.wait()), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            process.terminate()
-            await asyncio.wait((ended,), timeout=END_S)
+        await tracker.stop()
     finally:
         stopped.cancel()
-        if process.returncode is None:
-            process.kill()
+        tracker.send(signal.SIGKILL)  # after an error of the learner
         code = await ended
     if code != 0:
         _failed(metrics, f"it ended with code {code}", log_file)

@@ -1,4 +1,4 @@
-"""The logs of a run directory: kept short, and read from the end.
+"""The logs of a run directory, kept short.
 
 A process may write for weeks. It appends to its file as long as it lives and cannot be told to open another one, so a
 long log is copied to `learner.log.1` and truncated.
@@ -46,12 +46,3 @@ def shorten(path: Path, most_bytes: int = LOG_BYTES) -> None:
         shutil.copyfile(path, incoming)
         # Safe because every writer has opened it to append. Any other would go on at its old offset, behind a hole.
         os.truncate(path, 0)
-
-
-def last_error(path: Path) -> str:
-    """Return a role's last message, without its `error:`."""
-    return f"\n{path.read_text(errors='replace', encoding='utf-8')}".rpartition("\nerror: ")[2].strip()
-
-
-def last_lines(path: Path, count: int = 15) -> str:
-    return "\n".join(path.read_text(errors="replace", encoding="utf-8").splitlines()[-count:])

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 from collections import Counter
@@ -21,13 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLearn
+from horizonrl.common.logs import last_lines
+from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.rundir.directory import to_toml
-from horizonrl.ops.rundir.logfiles import last_lines
 from horizonrl.ops.studies.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
 from horizonrl.ops.studies.earlier import ReportedRun, changes, read_earlier
 from horizonrl.ops.studies.outcome import AXES, RunOutcome, read_outcome
@@ -108,7 +107,7 @@ class Ending:
 
 
 def train_command(recipe: Path) -> list[str]:
-    return [sys.executable, "-m", "horizonrl.ops.cli.main", "train", str(recipe)]
+    return horizonrl_command("train", str(recipe))
 
 
 def run(request: StudyRequest, command: Command = train_command) -> int:
@@ -214,14 +213,7 @@ def _child(words: Sequence[str], log_file: Path) -> int:
     """Run a command to its end. If this process is interrupted, send it SIGTERM and wait for it."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as sink:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            start_new_session=True,  # Ctrl-C reaches this process alone
-            preexec_fn=bound(),
-        )
+        process = subprocess.Popen(words, **detached(sink))
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -4,7 +4,6 @@ Place in the flow: a run's training → **its tables**, by `horizonrl eval --tab
 are removed → `results.json`, `report.md`. Both stay in the run's directory, as `tables/before` and `tables/after`.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import numpy as np
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.processes import horizonrl_command
 from horizonrl.common.run_dir import CHECKPOINTS, CONFIG
 from horizonrl.learner.records.checkpoint import checkpoint_name
 from horizonrl.ops.evaluation.journal import read_journal
@@ -39,8 +39,10 @@ def table_commands(run_dir: Path, config: RunConfig, table: TableFile) -> list[l
         AFTER: [str(checkpoints / checkpoint_name(imitation + config.rl.steps))],
     }
     choice = ["--table", "--tasks", str(table.tasks), "--samples", str(table.samples)]
-    program = [sys.executable, "-m", "horizonrl.ops.cli.main", "eval"]
-    return [[*program, *named, *choice, "--out", str(run_dir / TABLES / when)] for when, named in subjects.items()]
+    return [
+        horizonrl_command("eval", *named, *choice, "--out", str(run_dir / TABLES / when))
+        for when, named in subjects.items()
+    ]
 
 
 def tables_missing(run_dir: Path) -> bool:

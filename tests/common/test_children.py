@@ -28,13 +28,16 @@ def work(depth):
 """
 PARENT = """
 import asyncio, multiprocessing, os, signal, subprocess, sys, time
-from horizonrl.common.children import bound, children_bound
+from pathlib import Path
+from horizonrl.common.children import children_bound
+from horizonrl.common.processes import Child
 
 async def program():
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print)
-    process = await asyncio.create_subprocess_exec("sleep", "60", preexec_fn=bound())
+    child = Child(["sleep", "60"], Path(os.devnull), 10)
+    await child.start()
     print("working", flush=True)
-    await process.wait()
+    await child.wait()
 
 if __name__ == "__main__":  # a spawned child imports this file before it asks
     import work

@@ -9,7 +9,6 @@ import asyncio
 import json
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
+from horizonrl.common.logs import last_lines
+from horizonrl.common.processes import Child, horizonrl_command
 from horizonrl.common.run_dir import EVALS, LEDGER
 from horizonrl.ops.rundir.lines import read_lines
-from horizonrl.ops.rundir.logfiles import last_lines
 from horizonrl.ops.terminal.console import plain_console
 from tests.faults.cluster import Cluster, cluster, workplace
 from tests.faults.plan import make_plan
@@ -136,26 +135,20 @@ async def finish(whole: Cluster, settings: Sequence[str]) -> None:
 async def replayed(whole: Cluster) -> dict[str, Any]:
     """Train the log once more with `horizonrl replay` and return its report."""
     answer, log_file = whole.directory / "replay.json", whole.directory / "logs" / "replay.log"
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "replay", str(whole.config.run_dir)]
     # Past the proxies: nothing disturbs the replay.
-    command += ["--from", "0", "--json", str(answer), f"--broker.url={whole.servers.direct_url}"]
-    with log_file.open("wb") as sink:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdout=sink,
-            stderr=sink,
-            preexec_fn=bound(),
-        )
+    past = f"--broker.url={whole.servers.direct_url}"
+    words = ("replay", str(whole.config.run_dir), "--from", "0", "--json", str(answer), past)
+    replay = Child(horizonrl_command(*words), log_file, stop_within_s=0)
+    await replay.start()
     try:
-        await asyncio.wait_for(process.wait(), REPLAY_S)
+        code = await asyncio.wait_for(replay.wait(), REPLAY_S)
     except TimeoutError:
-        process.kill()
-        await process.wait()
+        await replay.stop()
         return {"equal": False, "error": f"it took longer than {REPLAY_S} s"}
     if not answer.exists():
-        return {"equal": False, "error": f"it ended with code {process.returncode}:\n{last_lines(log_file)}"}
-    replay: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    return replay
+        return {"equal": False, "error": f"it ended with code {code}:\n{last_lines(log_file)}"}
+    report: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return report
 
 
 def _counts(verdict: Verdict) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -19,12 +18,11 @@ from pathlib import Path
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsTransport
-from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
-from horizonrl.common.logs import configure_logs
+from horizonrl.common.logs import configure_logs, last_lines
+from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.ops.models.models import make_tiny_model_apart
-from horizonrl.ops.rundir.logfiles import last_lines
 from tests.faults.servers import Servers, serving
 
 RECIPE = """\
@@ -120,19 +118,11 @@ class RoleProcess:
             # Earlier processes of this role have written `service_opened` to the same file.
             self._log_start = sink.tell()
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "horizonrl.ops.cli.main",
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
+                *horizonrl_command(*self.command),
                 cwd=self.log_file.parent,
                 # The model is tiny and the roles share the cores: more threads each would only get in each other's way.
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
-                # Ctrl-C reaches the bench alone, which then ends every role, also one that SIGSTOP has stopped.
-                start_new_session=True,
-                preexec_fn=bound(),
+                **detached(sink),
             )
         self._running.set()
         code = await self.process.wait()

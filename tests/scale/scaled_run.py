@@ -17,11 +17,11 @@ from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
-from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
+from horizonrl.common.logs import last_lines
+from horizonrl.common.processes import detached
 from horizonrl.common.state import Progress
-from horizonrl.ops.rundir.logfiles import last_lines
 from tests.scale.light_actors import READY
 
 ROOT = Path(__file__).parents[2]
@@ -107,15 +107,10 @@ class ScaledRun:
                 sys.executable,
                 "-m",
                 *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
                 cwd=ROOT,
                 # The model is not computed: more threads would only spin.
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
-                # Ctrl-C reaches the bench alone, which then ends everything.
-                start_new_session=True,
-                preexec_fn=bound(signal.SIGKILL),
+                **detached(sink, signal.SIGKILL),
             )
         self.processes.append(process)
         self.roles[role].append(psutil.Process(process.pid))

@@ -25,6 +25,7 @@ from rich.table import Column, Table
 from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.lag import LoopLag, turn
+from horizonrl.common.processes import horizonrl_command
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, make_expert
@@ -223,10 +224,8 @@ def _measured(
 @asynccontextmanager
 async def serving(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Process, str]]:
     """Start `horizonrl envs serve`, yield its process and address, and end it afterwards."""
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", env_id]
-    command += ["--port", "0", "--workers", str(workers)]
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *horizonrl_command("envs", "serve", env_id, "--port", "0", "--workers", str(workers)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         preexec_fn=bound(),

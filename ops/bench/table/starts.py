@@ -6,7 +6,6 @@ until its first token; the learner until its first step is announced.
 """
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,9 +20,9 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
+from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Task, Ticket, Turn, VersionSpan
 from horizonrl.ops.bench.table.programs import program
@@ -175,15 +174,7 @@ async def _until(done: Callable[[], Awaitable[bool]], role: str, recipe: Path, *
 @asynccontextmanager
 async def _role(role: str, recipe: Path, *own: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "horizonrl.ops.cli.main",
-        role,
-        str(recipe),
-        *own,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        preexec_fn=bound(),
+        *horizonrl_command(role, str(recipe), *own), **detached(asyncio.subprocess.DEVNULL)
     )
     try:
         yield process

@@ -10,30 +10,30 @@ import pytest
 import yaml
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.processes import Child
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.launch import local
 from horizonrl.ops.launch.broker import earlier_port
 from horizonrl.ops.launch.gpus import divide
 from horizonrl.ops.launch.local import _parts
-from horizonrl.ops.launch.supervision import SupervisedProcess
 from horizonrl.ops.rundir.directory import only_train, read_config, write_config
 from tests.nvidia import WHOLE, put_nvidia_smi
 
 LOCAL = Path(__file__).parents[3] / "ops/deploy/prometheus/local.yml"
 
 
-def parts_of(root: Path, port: int, actors: int) -> list[SupervisedProcess]:
+def parts_of(root: Path, port: int, actors: int) -> list[Child]:
     config = RunConfig.load([], [f"--run.root={root}", f"--metrics.port={port}", f"--actor.count={actors}"])
     return _parts(config, write_config(config), divide(config, ()))
 
 
-def port_of(part: SupervisedProcess, monkeypatch: pytest.MonkeyPatch) -> int:
+def port_of(part: Child, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the port that a part's own process reads from its recipe and its environment."""
     with monkeypatch.context() as patch:
-        for name, value in part.environment.items():
+        for name, value in (part.environment or {}).items():
             patch.setenv(name, value)
-        return RunConfig.load([part.recipe]).metrics.port
+        return RunConfig.load([Path(part.command[-1])]).metrics.port
 
 
 def test_each_part_of_train_has_a_metrics_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,7 @@ def test_no_variable_of_the_console_wins_over_its_command_line_in_a_part(
 
     async def started() -> None:
         await part.start()
-        assert part.process is not None
-        await part.process.wait()
+        await part.wait()
 
     asyncio.run(started())
     seen = [line for line in part.log_file.read_text().splitlines() if line.upper().startswith("HORIZONRL_")]
@@ -113,7 +112,7 @@ def test_the_local_scrape_configuration_names_those_ports(tmp_path: Path, monkey
     jobs = yaml.safe_load(LOCAL.read_text())["scrape_configs"]
     scraped = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
     parts = parts_of(tmp_path, 9100, actors=1)
-    assert scraped == {part.role: [f"127.0.0.1:{port_of(part, monkeypatch)}"] for part in parts}
+    assert scraped == {part.name.partition("-")[0]: [f"127.0.0.1:{port_of(part, monkeypatch)}"] for part in parts}
 
 
 def test_a_run_that_goes_on_keeps_its_brokers_port_unless_another_program_has_it(tmp_path: Path) -> None:

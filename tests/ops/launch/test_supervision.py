@@ -1,6 +1,4 @@
 import asyncio
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +7,11 @@ from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import PartGaveUp, RunFailed
+from horizonrl.common.processes import Child, horizonrl_command
 from horizonrl.common.state import Outcomes, Progress
 from horizonrl.common.types import Kind
 from horizonrl.ops.launch import supervision
-from horizonrl.ops.launch.supervision import MAX_RESTARTS, Restarts, RunProgress, SupervisedProcess
+from horizonrl.ops.launch.supervision import MAX_RESTARTS, Restarts, RunProgress, keep_running
 
 
 async def report(run: RunProgress, progress: Progress) -> None:
@@ -65,9 +64,7 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho started\n")
     program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    recipe, log = tmp_path / "recipe.toml", tmp_path / "actor-0.log"
-    part = SupervisedProcess("actor", "actor-0", recipe, log, dict(os.environ), 10.0)
+    part = Child([str(program)], tmp_path / "actor-0.log", 10.0)
 
     class EndsAfterThree(RunProgress):
         async def is_over(self) -> bool:
@@ -75,22 +72,22 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
 
     async def scenario() -> None:
         await part.start()
-        await part.watch(EndsAfterThree(MemoryTransport(MemoryServer(), "run"), 8))
+        await keep_running(part, EndsAfterThree(MemoryTransport(MemoryServer(), "run"), 8))
 
     asyncio.run(scenario())
-    assert part.restarts.count == 2
+    assert part.log_file.read_text().count("started") == 3
 
 
 @pytest.mark.process
 def test_a_part_that_would_end_again_in_the_same_way_is_not_started_again(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("")
-    part = SupervisedProcess("controller", "controller", recipe, tmp_path / "controller.log", dict(os.environ), 10.0)
+    part = Child(horizonrl_command("controller", str(recipe)), tmp_path / "controller.log", 10.0)
 
     async def scenario() -> None:
         await part.start()
-        await part.watch(progress_of(8))
+        await keep_running(part, progress_of(8))
 
     with pytest.raises(PartGaveUp, match=r"^the controller cannot go on: broker\.url is not set"):
         asyncio.run(scenario())
-    assert part.restarts.count == 0
+    assert part.log_file.read_text().count("error: ") == 1
