@@ -59,5 +59,6 @@ def get_logger() -> Any:
 
 
 def last_lines(path: Path, count: int = 15) -> str:
-    """Return the end of a log file."""
-    return "\n".join(path.read_text(errors="replace", encoding="utf-8").splitlines()[-count:])
+    """Return the end of a log file; empty if there is none."""
+    text = path.read_text(errors="replace", encoding="utf-8") if path.exists() else ""
+    return "\n".join(text.splitlines()[-count:])

@@ -18,21 +18,17 @@ from typing import Literal, Self
 
 import aiohttp
 
-from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.nats.server import LOG_FILE, EmbeddedServer
 from horizonrl.common.errors import BrokerUnreachable, RunFailed
-from horizonrl.common.logs import get_logger
-
-log = get_logger()
+from horizonrl.common.restarts import Restarts
 
 READY_S = 60.0
 READY_POLL_S = 0.1
 SHORT_LIFE_S = 30.0
 """A server that ends sooner than this after its start counts as failing again."""
-MAX_FAILURES = 5
 ROUTE_PORTS = (20_000, 32_000)
 ANYWHERE = (("127.0.0.1", None),) * 3
 """Three servers on free ports of loopback."""
-LONGEST_WAIT_S = 10.0
 
 # Routes are open on loopback only, and need the password: a route may do anything on every account.
 CLUSTER = """\
@@ -133,15 +129,12 @@ class EmbeddedCluster:
 
 
 async def _keep(server: EmbeddedServer) -> None:
-    failures = 0
+    restarts, long_lives = Restarts(server.name, server.directory / LOG_FILE), 0
     while True:
         began = time.monotonic()
         code = await server.wait()
-        failures = failures + 1 if time.monotonic() - began < SHORT_LIFE_S else 1
-        log.warning("server_ended", server=server.name, code=code, failures=failures)
-        if failures > MAX_FAILURES:
-            raise RunFailed(f"{server.name} ended {failures} times; see {server.directory / 'nats-server.log'}")
-        await asyncio.sleep(min(0.5 * 2 ** (failures - 1), LONGEST_WAIT_S))
+        long_lives += time.monotonic() - began >= SHORT_LIFE_S
+        await restarts.wait(code, long_lives)
         await server.restart()
 
 

@@ -202,8 +202,7 @@ class EmbeddedServer:
 
     def _failure(self, what: str) -> str:
         log_file = self.directory / LOG_FILE
-        tail = last_lines(log_file, 5) if log_file.exists() else ""
-        return f"nats-server {what}; the end of {log_file}:\n{tail}"
+        return f"nats-server {what}; the end of {log_file}:\n{last_lines(log_file, 5)}"
 
     def reload(self) -> None:
         """Have the server read its configuration again, with the files it includes; connections stay open.

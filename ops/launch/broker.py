@@ -11,12 +11,13 @@ from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connect
 from horizonrl.broker.nats.cluster import EmbeddedCluster, member_folder
 from horizonrl.broker.nats.key_folder import KeyFolder
-from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.nats.server import LOG_FILE, EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
+from horizonrl.common.restarts import Restarts
 from horizonrl.common.service import until_stopped
-from horizonrl.ops.launch.supervision import Restarts, RunProgress
+from horizonrl.ops.launch.supervision import RunProgress
 from horizonrl.ops.rundir.directory import read_address
 
 log = get_logger()
@@ -105,10 +106,11 @@ async def _alive(server: EmbeddedServer) -> None:
     raise RunFailed(f"the nats-server of {server.directory} ended with code {code}; start the same command again")
 
 
-async def restart_broker(server: EmbeddedServer, restarts: Restarts, run: RunProgress) -> None:
+async def restart_broker(server: EmbeddedServer, run: RunProgress) -> None:
     """Restart the broker on the same files and port whenever it ends. The other processes wait for it."""
+    restarts = Restarts("broker", server.directory / LOG_FILE)
     while True:
-        await restarts.wait(await server.wait(), run)
+        await restarts.wait(await server.wait(), run.reached)
         await server.restart()
 
 

@@ -31,7 +31,7 @@ from horizonrl.learner.engine.registry import require_backend
 from horizonrl.ops.launch.broker import earlier_port, end_when_curable, restart_broker
 from horizonrl.ops.launch.gpus import Division, divide
 from horizonrl.ops.launch.roles import KILL_S, stop_within_s
-from horizonrl.ops.launch.supervision import Restarts, RunProgress, keep_running
+from horizonrl.ops.launch.supervision import RunProgress, keep_running
 from horizonrl.ops.models.models import trainable_model
 from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
@@ -152,7 +152,6 @@ async def _supervise(
     if division.learner:
         console.say(str(division))
     parts = _parts(config, write_config(config), division)
-    broker = Restarts("broker", config.run_dir / "nats" / "nats-server.log")
     async with connected(config.run.name, config.broker) as transport:
         run = RunProgress(transport, config.total_steps)
         try:
@@ -166,7 +165,7 @@ async def _supervise(
                     group.create_task(keep_short(config.run_dir / "logs")),
                 ]
                 if server is not None:
-                    others.append(group.create_task(restart_broker(server, broker, run)))
+                    others.append(group.create_task(restart_broker(server, run)))
                     others.append(group.create_task(end_when_curable(server)))
                 stop = group.create_task(interrupted.wait())
                 # The learner alone decides that a run is over. An end of any other part is followed by a restart.

@@ -1,27 +1,16 @@
-"""When `horizonrl train` starts one of its processes again.
-
-A part may die at any moment, so an end is not an error by itself. What counts is whether the run has come further since
-the part last died: a run that goes on can be started again for ever, one that stands still fails after MAX_RESTARTS.
-"""
+"""The parts of `horizonrl train` are started again until the run is over, as long as it comes further."""
 
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
-from horizonrl.common.errors import BrokerUnreachable, ConfigError, PartGaveUp, RunFailed
-from horizonrl.common.logs import get_logger, last_lines
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, PartGaveUp
 from horizonrl.common.processes import Child
+from horizonrl.common.restarts import Restarts
 from horizonrl.common.state import Progress
 
-log = get_logger()
-
-MAX_RESTARTS = 5
-"""Restarts of one part without progress of the run in between, after which the run has failed."""
-LONGEST_WAIT_S = 30.0
-"""The longest pause before a restart."""
 ANSWER_S = 10.0
 """How long the broker may take to say whether a run is over. Without an answer the part is restarted, which is safe."""
 
@@ -35,6 +24,10 @@ class RunProgress:
     step: int = 0
     settled: int = 0
     """The most ever seen. A resumed learner repeats steps, and repeated steps are not progress."""
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        return self.step, self.settled
 
     async def is_over(self) -> bool:
         """Return whether the learner has reported the end of the run; False if the broker does not answer in time."""
@@ -53,30 +46,6 @@ class RunProgress:
         self.settled = max(self.settled, sum(ends.settled for ends in progress.outcomes.values()))
 
 
-@dataclass
-class Restarts:
-    """Counts how often a process was restarted without progress of the run in between."""
-
-    name: str
-    log_file: Path
-    count: int = 0
-    reached: tuple[int, int] | None = None
-    """The run's steps and settled tickets when the process last ended."""
-
-    async def wait(self, code: int, run: RunProgress) -> None:
-        """Count an end, then wait: 1 s, 2 s, 4 s and so on. Raises RunFailed after MAX_RESTARTS."""
-        before, self.reached = self.reached, (run.step, run.settled)
-        # Progress since the last end starts the count anew: a part that dies once an hour must not end a run of days.
-        self.count = self.count + 1 if self.reached == before else 1
-        log.warning("part_ended", part=self.name, code=code, restarts=self.count)
-        if self.count > MAX_RESTARTS:
-            raise RunFailed(
-                f"the {self.name} ended {self.count} times with code {code}; the end of {self.log_file}:\n"
-                + last_lines(self.log_file)
-            )
-        await asyncio.sleep(min(2.0 ** (self.count - 1), LONGEST_WAIT_S))
-
-
 async def keep_running(part: Child, run: RunProgress) -> None:
     """Start a role again whenever it ends, until the run is over.
 
@@ -93,5 +62,5 @@ async def keep_running(part: Child, run: RunProgress) -> None:
             raise PartGaveUp(f"the {part.name} cannot go on: {part.last_error}")
         if await run.is_over():
             return
-        await restarts.wait(code, run)
+        await restarts.wait(code, run.reached)
         await part.start()

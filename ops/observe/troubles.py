@@ -78,7 +78,6 @@ TROUBLES = {
     "run_restored": "found that the run went back, as to a backup, and follows it",
     "run_settings_restored": "published the recipe again, which the broker had lost",
     "served_environment_not_closed": "could not close an environment that it serves",
-    "server_ended": "lost a server of its cluster and starts it again",
     "server_not_started": "could not start the broker again: it tries once more",
     "state_defaced": "found no valid record under a key of the run's state",
     "stop_overdue": "did not stop in time",

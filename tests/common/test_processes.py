@@ -29,7 +29,7 @@ def child(tmp_path: Path, how: str, stop_within_s: float = 20.0) -> Child:
 
 
 async def ready(started: Child, times: int) -> None:
-    while started.log_file.read_text().count("ready") < times:
+    while started.log_file.read_text().count("given\n") < times:
         assert started.process is not None
         assert started.process.returncode is None
         await asyncio.sleep(0.01)

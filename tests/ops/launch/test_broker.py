@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.nats import cluster, server
 from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.common import restarts
 from horizonrl.common.errors import RunFailed
-from horizonrl.ops.launch import supervision
 from horizonrl.ops.launch.broker import restart_broker
-from horizonrl.ops.launch.supervision import Restarts, RunProgress
+from horizonrl.ops.launch.supervision import RunProgress
 
 STUB = """#!/bin/sh
 place=$(dirname $2)
@@ -22,8 +22,7 @@ exec sleep 60
 
 
 async def restart_trains(kept: EmbeddedServer) -> None:
-    restarts = Restarts("broker", kept.directory / "nats-server.log")
-    await restart_broker(kept, restarts, RunProgress(MemoryTransport(MemoryServer(), "run"), 100))
+    await restart_broker(kept, RunProgress(MemoryTransport(MemoryServer(), "run"), 100))
 
 
 @pytest.mark.parametrize("keep", [cluster._keep, restart_trains])
@@ -38,8 +37,7 @@ def test_a_restart_that_fails_is_counted_and_tried_again(
     stub.write_text(STUB)
     stub.chmod(0o700)
     monkeypatch.setattr(server, "find_server", lambda: str(stub))
-    monkeypatch.setattr(cluster, "LONGEST_WAIT_S", 0.0)
-    monkeypatch.setattr(supervision, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.0)
 
     async def scenario() -> None:
         async with EmbeddedServer(tmp_path / "nats") as kept:

@@ -6,12 +6,13 @@ import pytest
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.common.errors import PartGaveUp, RunFailed
+from horizonrl.common import restarts
+from horizonrl.common.errors import PartGaveUp
 from horizonrl.common.processes import Child, horizonrl_command
+from horizonrl.common.restarts import Restarts
 from horizonrl.common.state import Outcomes, Progress
 from horizonrl.common.types import Kind
-from horizonrl.ops.launch import supervision
-from horizonrl.ops.launch.supervision import MAX_RESTARTS, Restarts, RunProgress, keep_running
+from horizonrl.ops.launch.supervision import RunProgress, keep_running
 
 
 async def report(run: RunProgress, progress: Progress) -> None:
@@ -35,23 +36,23 @@ def test_a_run_is_over_when_its_learner_has_said_so_at_the_last_step() -> None:
 
 
 def test_deaths_are_counted_since_the_run_last_came_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "LONGEST_WAIT_S", 0.0)
-    log_file = tmp_path / "learner.log"
-    log_file.write_text("why it died")
+    monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.0)
 
     async def scenario() -> None:
-        run, restarts = progress_of(100), Restarts("learner", log_file)
-        for step in range(2 * MAX_RESTARTS):
-            run.note(Progress(step=step))
-            await restarts.wait(1, run)
-        for settled in range(2 * MAX_RESTARTS):
-            run.note(Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=settled)}))
-            await restarts.wait(1, run)
-        for repeated in range(MAX_RESTARTS - 1):  # what a learner does once more after its death is no progress
-            run.note(Progress(step=repeated, outcomes={Kind.TRAIN: Outcomes(trained=repeated)}))
-            await restarts.wait(1, run)
-        with pytest.raises(RunFailed, match=f"ended {MAX_RESTARTS + 1} times with code 1(.|\n)*why it died"):
-            await restarts.wait(1, run)
+        run, counted = progress_of(100), Restarts("learner", tmp_path / "learner.log")
+        counts = []
+        for progress in (
+            Progress(step=1),
+            Progress(step=2),
+            Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
+            Progress(step=1, outcomes={Kind.TRAIN: Outcomes(trained=3)}),  # a resumed learner's repetition
+            Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
+            Progress(step=3),
+        ):
+            run.note(progress)
+            await counted.wait(1, run.reached)
+            counts.append(counted.count)
+        assert counts == [1, 1, 1, 2, 3, 1]
 
     asyncio.run(scenario())
 
@@ -60,7 +61,7 @@ def test_deaths_are_counted_since_the_run_last_came_further(tmp_path: Path, monk
 def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.0)
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho started\n")
     program.chmod(0o700)
