@@ -107,7 +107,7 @@ class EmbeddedCluster:
         async with asyncio.TaskGroup() as group:
             for server in self.servers:
                 group.create_task(_keep(server))
-                group.create_task(_cure(server))
+                group.create_task(server.end_when_curable())
 
     def reload(self) -> None:
         for server in self.servers:
@@ -136,13 +136,6 @@ async def _keep(server: EmbeddedServer) -> None:
         long_lives += time.monotonic() - began >= SHORT_LIFE_S
         await restarts.wait(code, long_lives)
         await server.restart()
-
-
-async def _cure(server: EmbeddedServer) -> None:
-    """End a server that a restart would cure (`EmbeddedServer.curable`)."""
-    while True:
-        await server.curable()
-        await server.kill()
 
 
 async def _ready(server: EmbeddedServer) -> bool:

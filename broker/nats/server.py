@@ -259,6 +259,14 @@ class EmbeddedServer:
             ails = complaint is not None
             await asyncio.sleep(LOOK_S)
 
+    async def end_when_curable(self) -> None:
+        """End the server whenever a restart would repair it; whoever supervises it starts it again."""
+        while True:
+            await self.curable()
+            # Not `stop`, which also releases the lock on the directory: another server could take the store meanwhile.
+            # What the server has acknowledged is on disk.
+            await self.kill()
+
     async def restart(self) -> None:
         """Start the server again, on the same files and port, after it has ended.
 

@@ -100,7 +100,7 @@ def _refuse_other_size(place: Path, cluster: int) -> None:
 async def _alive(server: EmbeddedServer) -> None:
     """Raise RunFailed when the server ends: the supervisor of this process restarts both, on the same files."""
     async with asyncio.TaskGroup() as group:
-        curing = group.create_task(end_when_curable(server))
+        curing = group.create_task(server.end_when_curable())
         code = await server.wait()
         curing.cancel()
     raise RunFailed(f"the nats-server of {server.directory} ended with code {code}; start the same command again")
@@ -112,15 +112,6 @@ async def restart_broker(server: EmbeddedServer, run: RunProgress) -> None:
     while True:
         await restarts.wait(await server.wait(), run.reached)
         await server.restart()
-
-
-async def end_when_curable(server: EmbeddedServer) -> None:
-    """End a broker that a restart would cure; whoever supervises it starts it again."""
-    while True:
-        await server.curable()
-        # Not `stop`, which also releases the lock on the directory: another server could take the store meanwhile.
-        # What the server has acknowledged is on disk.
-        await server.kill()
 
 
 def earlier_port(run_dir: Path) -> int | None:

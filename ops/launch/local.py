@@ -28,7 +28,7 @@ from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
 from horizonrl.learner.controller.yields import followed_categories
 from horizonrl.learner.engine.registry import require_backend
-from horizonrl.ops.launch.broker import earlier_port, end_when_curable, restart_broker
+from horizonrl.ops.launch.broker import earlier_port, restart_broker
 from horizonrl.ops.launch.gpus import Division, divide
 from horizonrl.ops.launch.roles import KILL_S, stop_within_s
 from horizonrl.ops.launch.supervision import RunProgress, keep_running
@@ -166,7 +166,7 @@ async def _supervise(
                 ]
                 if server is not None:
                     others.append(group.create_task(restart_broker(server, run)))
-                    others.append(group.create_task(end_when_curable(server)))
+                    others.append(group.create_task(server.end_when_curable()))
                 stop = group.create_task(interrupted.wait())
                 # The learner alone decides that a run is over. An end of any other part is followed by a restart.
                 # If a watch raises RunFailed, the group cancels this wait too.
