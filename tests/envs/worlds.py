@@ -50,7 +50,7 @@ class World:
         self.task_id = None
         return Step("Well said.", 1.0, terminated=True, success=True)
 
-    def write_reset(self) -> str:
+    def begun(self) -> str:
         if self.task_id is None:
             raise EnvironmentFailure("nothing has begun")
         return self.task_id

@@ -167,7 +167,7 @@ def test_agentgyms_style_has_no_rules_and_the_simulators_own_limit_of_moves() ->
         await environment.reset("606")
         lost = await environment.step("focus on door to kitchen")
         assert (lost.reward, lost.terminated) == (-1.0, True)
-        assert DIALECTS["sciworld"].stepped(lost, lost.reward)["score"] == -100
+        assert DIALECTS["sciworld"].write_step(lost, lost.reward)["score"] == -100
         await environment.close()
 
     asyncio.run(run())
