@@ -74,7 +74,7 @@ def report_on(env_id: str) -> CheckReport:
 @pytest.mark.parametrize("env_id", NATIVE)
 def test_an_environment_keeps_its_contract(env_id: str, name: str) -> None:
     found = next(found for found in report_on(env_id).checks if found.name == name)
-    assert found.passed, f"{found.detail}\nat: {found.place}\nafter: {found.last_call}"
+    assert found.passed, f"{found.detail}\nat: {found.source}\nafter: {found.last_call}"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text(f"[horizonrl.envs]\n{env_id} = {module}:{name}\n")
-        registry._registered.cache_clear()
+        registry._entry_points.cache_clear()
 
     yield put
-    registry._registered.cache_clear()
+    registry._entry_points.cache_clear()

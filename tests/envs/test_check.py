@@ -67,8 +67,8 @@ def test_a_failed_check_names_the_line_and_the_text(
     install("flawed", WORLDS, name)
     report = asyncio.run(check("flawed", {"max_observation_chars": 100}))
     found = next(found for found in report.checks if found.name == check_name)
-    place = re.fullmatch(r"(\S+):(\d+), (\S+)", found.place)
-    assert place is not None, found.place
+    place = re.fullmatch(r"(\S+):(\d+), (\S+)", found.source)
+    assert place is not None, found.source
     assert function.endswith(place[3])
     source = Path(place[1]).read_text()
     assert source == WORLDS
@@ -85,7 +85,7 @@ def failed(name: str, install: Install) -> dict[str, Check]:
 def test_an_id_that_is_not_the_entry_points_is_named_with_its_class(install: Install) -> None:
     [found] = failed("HasAnotherId", install).values()
     assert found.detail == "HasAnotherId.env_id is 'another', and its entry point is 'small'"
-    assert re.fullmatch(r"\S+\.py:\d+, HasAnotherId", found.place)
+    assert re.fullmatch(r"\S+\.py:\d+, HasAnotherId", found.source)
 
 
 @pytest.mark.parametrize(("name", "reward"), [("PaysNaN", "nan"), ("PaysInfinity", "inf")])
@@ -102,7 +102,7 @@ def test_an_environment_that_exits_fails_checks_and_ends_none(install: Install) 
     assert len(found) >= 4
     for each in found.values():
         assert each.detail == "RuntimeError: SystemExit(3) would end the actor"
-        assert each.place.endswith(", step")
+        assert each.source.endswith(", step")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_environment_that_exits_fails_checks_and_ends_none(install: Install) 
 def test_a_beginners_mistake_is_named_once_with_its_line(name: str, said: str, method: str, install: Install) -> None:
     found = failed(name, install)
     assert {each.detail for each in found.values()} == {said}
-    assert all(each.place.endswith(f", {name}.{method}") for each in found.values())
+    assert all(each.source.endswith(f", {name}.{method}") for each in found.values())
 
 
 def test_an_environment_without_tasks_is_told_so_and_no_more(install: Install) -> None:
@@ -142,7 +142,7 @@ def test_an_environment_that_hangs_is_waited_for_once_and_its_line_named(
     found = failed("Hangs", install)
     assert [*found] == ["the expert solves the tasks", "the other checks"]
     hung = found["the expert solves the tasks"]
-    assert hung.detail == "took longer than 0 s" and hung.place.endswith(", step")
+    assert hung.detail == "took longer than 0 s" and hung.source.endswith(", step")
 
 
 def test_an_environment_that_blocks_ends_the_check_with_its_line(install: Install, tmp_path: Path) -> None:

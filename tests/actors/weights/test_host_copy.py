@@ -318,13 +318,13 @@ def test_an_actor_whose_work_takes_long_is_not_taken_for_a_stopped_one(
     small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame of 140 GB is allocated, and digested, for longer than `STUCK_S`: in a thread, without a message."""
-    verified = frames._verified
+    verified = frames._verify
 
     def slowly(path: Path, manifest: SentFile) -> bool:
         time.sleep(3 * shadow_module.STUCK_S)
         return verified(path, manifest)
 
-    monkeypatch.setattr(frames, "_verified", slowly)
+    monkeypatch.setattr(frames, "_verify", slowly)
 
     async def scenario() -> None:
         learner = RandomLearner(small, tmp_path / "weights")
@@ -343,13 +343,13 @@ def test_one_that_wakes_in_a_download_that_another_has_taken_over_tries_again(
     async def scenario() -> None:
         manifest = await RandomLearner(small, tmp_path / "weights").step()
         image = tmp_path / IMAGE
-        verified = frames._verified
+        verified = frames._verify
 
         def taken(path: Path, manifest: SentFile) -> bool:
             os.replace(path, image)
             return verified(image, manifest)
 
-        monkeypatch.setattr(frames, "_verified", taken)
+        monkeypatch.setattr(frames, "_verify", taken)
         with pytest.raises(WeightsRejected, match="another actor of this host fetches it too"):
             await frames.fetch_frame(small, manifest, image)
 

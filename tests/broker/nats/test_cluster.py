@@ -156,7 +156,7 @@ def test_a_stream_waits_for_servers_that_have_not_joined_yet() -> None:
             raise answers.pop()
         return "created"
 
-    assert asyncio.run(streams._placed("r_GROUPS", 3, create)) == "created"
+    assert asyncio.run(streams._retry_with_replicas("r_GROUPS", 3, create)) == "created"
     assert not answers
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizonrl.learner.engine import memory
-from horizonrl.learner.engine.model.model import TokenScorer, attention
+from horizonrl.learner.engine.model import attention
+from horizonrl.learner.engine.model.model import TokenScorer
 
 KEPT = {"everything": lambda lm: None, "inputs": memory.checkpoint_layers, "products": memory.keep_products}
 TOKENS = 4

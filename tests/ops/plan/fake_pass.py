@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from horizonrl.learner.engine import memory
-from horizonrl.learner.engine.model.model import TokenScorer, attention
+from horizonrl.learner.engine.model import attention
+from horizonrl.learner.engine.model.model import TokenScorer
 from horizonrl.ops.plan.shapes import ModelShape
 from tests.ops.plan.live_bytes import LiveBytes
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from horizonrl.learner.engine import memory, step
 from horizonrl.learner.engine.api import EngineSettings, StepStats
+from horizonrl.learner.engine.model import attention, model
 from horizonrl.learner.engine.model.attention import PackedSegments, attend
-from horizonrl.learner.engine.model.model import TokenScorer, attention, load_language_model, model
+from horizonrl.learner.engine.model.model import TokenScorer, load_language_model
 from horizonrl.learner.engine.model.packing import Segment, pack
 from horizonrl.learner.engine.registry import make_engine
 from tests.learner.traces import make_batch, make_groups
