@@ -1,6 +1,7 @@
 """Retries, clients that hang up, engines that fail, and what is in flight when an episode ends."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -85,6 +86,39 @@ def test_an_answer_that_could_not_be_delivered_is_repeated() -> None:
                 await asyncio.sleep(0.01)
             await openai.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY)
             assert (len(policy.answered), session.answered) == (1, 1)
+
+    run(scenario)
+
+
+def test_a_client_that_closes_its_side_has_gone_and_its_reply_is_not_trained() -> None:
+    """Nobody can tell it from one that has closed the connection: what it retries would be sampled twice."""
+
+    async def scenario() -> None:
+        policy = Gated()
+        async with session_of(policy) as (gateway, session):
+            body = json.dumps({"messages": HELLO})
+            lines = (
+                "POST /v1/chat/completions HTTP/1.1",
+                "Host: gateway",
+                f"Authorization: Bearer {session.key}",
+                f"Content-Length: {len(body)}",
+                "",
+                body,
+            )
+            for number in (1, 2):
+                reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                writer.write("\r\n".join(lines).encode())
+                while policy.begun < number:
+                    await asyncio.sleep(0.01)
+                writer.write_eof()
+                assert await reader.read() == b""
+                writer.close()
+            policy.gate.set()
+            while len(policy.answered) < 2:
+                await asyncio.sleep(0.01)
+            assert session.answered == 0
+            episode = session.graph.episode(0, StopReason.ENV_ERROR, error="no answer was read")
+            assert [turn.trained for turn in episode.turns] == [False, False]
 
     run(scenario)
 
