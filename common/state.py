@@ -226,6 +226,16 @@ class WeightsManifest(SentFile):
     """The frozen model, which stays the same from version to version: `policy` says with which one it was sent."""
 
 
+def end_of_run(total_steps: int, *records: Progress | WeightsManifest | None) -> int | None:
+    """Return the step at which the run ended, if all these records say so; None while it goes on.
+
+    A finished run that was given more steps goes on, although its records say `finished` until its learner reports.
+    """
+    ends = [None if record is None else record.finished_step for record in records]
+    steps = [step for step in ends if step is not None and step >= total_steps]
+    return min(steps) if steps and len(steps) == len(ends) else None
+
+
 class HorizonState(Record):
     """The horizons in force, as the controller publishes them (key `horizon`)."""
 

@@ -18,8 +18,9 @@ from horizonrl.ops.publish.dataset import rows as dataset_rows
 from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow
 from horizonrl.ops.rundir.directory import in_training, read_config
 from horizonrl.ops.rundir.episodes import EpisodeFiles
+from horizonrl.ops.rundir.files import JournalReader
 from horizonrl.ops.rundir.lines import GrowingLines, read_lines
-from horizonrl.ops.rundir.summary import Files, state
+from horizonrl.ops.rundir.view import RunView
 from horizonrl.ops.terminal.figures import percent
 
 LOOK_S = 0.5
@@ -65,13 +66,23 @@ class Run:
     @property
     def step(self) -> int:
         """The steps taken so far, which is the version of the weights."""
-        lines = read_lines(self.directory / METRICS)
-        return int(lines[-1]["step"]) if lines else 0
+        return JournalReader(self.directory, ("metrics",)).read().step
 
     @property
     def finished(self) -> bool:
         """Whether every step has been taken and every evaluation is complete."""
-        return bool(state(self.config, Files.read(self.directory))["finished"])
+        return self._view().finished
+
+    def gain(self) -> str:
+        """Return what training added: `0 % before training, 13 % after imitation, 85 % after RL` on held-out tasks."""
+        return self._view().gain
+
+    def stages(self) -> Rows:
+        """Return the evaluations before training, after imitation and after RL; `stage` names them."""
+        return Rows({"stage": stage.label} | dict(stage.line) for stage in self._view().stages)
+
+    def _view(self) -> RunView:
+        return RunView.read(self.directory, self.config)
 
     def metrics(self) -> Rows:
         """Return a row per step, imitation first (docs/operating.md has the columns)."""

@@ -1,34 +1,33 @@
 """`horizonrl lineage`: which groups made a version, and the other way, what became of a ticket."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES
+from horizonrl.common.types import TRAINED
 from horizonrl.ops.rundir.directory import read_config
-from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.rundir.files import SETTLED, Files, TicketEnd, step_ends
 from horizonrl.ops.terminal.console import plain_console
 
 
 def show_version(run_dir: Path, version: int) -> int:
     """Print the groups whose training made a version."""
-    lines = _ledger(run_dir)
-    line = next((line for line in lines if line["version"] == version), None)
+    files = _files(run_dir)
+    line = next((line for line in files.ledger if line["version"] == version), None)
     if line is None:
-        raise ConfigError(f"no version {version} in the ledger of {run_dir}: it holds 1 to {lines[-1]['version']}")
+        newest = files.ledger[-1]["version"]
+        raise ConfigError(f"no version {version} in the ledger of {run_dir}: it holds 1 to {newest}")
     table = Table(
         "ticket", "sequence", "end", title=f"version {version}: step {line['step']} of lineage {line['lineage']}"
     )
-    for sequence, ticket, end in _ends(line):
-        table.add_row(ticket, str(sequence), end)
+    for end in step_ends(line):
+        table.add_row(end.ticket, str(end.sequence), _how(end))
     console = plain_console()
     console.print(table)
     for name in ("data_digest", "weights_digest", "cursor", "repeats"):
         console.print(f"{name.replace('_', ' ')}: {line[name]}", highlight=False)
-    resumed = {entry["lineage"]: entry for entry in read_lines(run_dir / LINEAGES)}.get(line["lineage"])
+    resumed = {start["lineage"]: start for start in files.lineages}.get(line["lineage"])
     if resumed is not None and resumed["from_step"]:
         changed = ", ".join(f"{key} {old} → {new}" for key, (old, new) in resumed["changed"].items()) or "nothing"
         console.print(f"lineage {line['lineage']} resumed from step {resumed['from_step']}, changed: {changed}")
@@ -38,33 +37,26 @@ def show_version(run_dir: Path, version: int) -> int:
 
 def show_ticket(run_dir: Path, ticket_id: str) -> int:
     """Print how a ticket ended, and which version it went into."""
-    for line in _ledger(run_dir):
-        for sequence, ticket, end in _ends(line):
-            if ticket == ticket_id:
-                # A dropped group stands in the line of the step that consumed it, but did not go into its version.
-                what = "trained into" if end == "trained" else f"{end} before"
-                print(
-                    f"{ticket_id}: {what} version {line['version']} (lineage {line['lineage']}), log entry {sequence}"
-                )
-                return 0
-    for line in read_lines(run_dir / EVALS):
-        for sequence, ticket, end in line["ends"]:
-            if ticket == ticket_id:
-                print(f"{ticket_id}: {end}, in the evaluation of version {line['version']}, log entry {sequence}")
-                return 0
-    raise ConfigError(f"no ticket {ticket_id} has ended in {run_dir}: ids look like train-00000042")
+    end = next((end for end in _files(run_dir).ends() if end.ticket == ticket_id), None)
+    if end is None:
+        raise ConfigError(f"no ticket {ticket_id} has ended in {run_dir}: ids look like train-00000042")
+    if end.held_out:
+        text = f"{end.how}, in the evaluation of version {end.version}"
+    else:
+        # A dropped group stands in the line of the step that consumed it, but did not go into its version.
+        relation = "trained into" if end.how == TRAINED else f"{_how(end)} before"
+        text = f"{relation} version {end.version} (lineage {end.lineage})"
+    print(f"{ticket_id}: {text}, log entry {end.sequence}")
+    return 0
 
 
-def _ledger(run_dir: Path) -> list[dict[str, Any]]:
-    read_config(run_dir)  # says so when it is no run directory
-    lines = read_lines(run_dir / LEDGER)
-    if not lines:
+def _files(run_dir: Path) -> Files:
+    read_config(run_dir)  # says so if it is not a run directory
+    files = Files.read(run_dir)
+    if not files.ledger:
         raise ConfigError(f"the ledger of {run_dir} is empty: no step has been taken yet")
-    return lines
+    return files
 
 
-def _ends(line: Mapping[str, Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield sequence, ticket and end of every ticket that ended in a step."""
-    yield from ((sequence, ticket, "trained") for sequence, ticket in line["trained"])
-    yield from ((sequence, ticket, f"dropped ({reason})") for sequence, ticket, reason in line["dropped"])
-    yield from ((sequence, ticket, "void") for sequence, ticket in line["voids"])
+def _how(end: TicketEnd) -> str:
+    return end.how if end.how in SETTLED else f"dropped ({end.how})"

@@ -33,15 +33,15 @@ from horizonrl.ops.launch.gpus import Division, divide
 from horizonrl.ops.launch.roles import KILL_S, stop_within_s
 from horizonrl.ops.launch.supervision import RunProgress, keep_running
 from horizonrl.ops.models.models import trainable_model
-from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
 from horizonrl.ops.observe.trackers import require
-from horizonrl.ops.observe.troubles import STARTED
 from horizonrl.ops.publish.export import export_run
 from horizonrl.ops.report.page import save_page
+from horizonrl.ops.rundir.broker_status import Observer
 from horizonrl.ops.rundir.directory import only_train, write_config
 from horizonrl.ops.rundir.finished import ended_at, how_to_go_on, newest_checkpoint
 from horizonrl.ops.rundir.logfiles import keep_short
+from horizonrl.ops.rundir.troubles import STARTED
 from horizonrl.ops.rundir.variables import recipe_environment
 
 log = get_logger()

@@ -8,8 +8,7 @@ import asyncio
 import re
 import shlex
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,14 @@ from rich.text import Text
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.quantities import QUANTITIES
-from horizonrl.common.run_dir import EVALS, METRICS
-from horizonrl.common.state import Progress
+from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.models.models import Tell
-from horizonrl.ops.observe.broker_status import BrokerStatus, waits
-from horizonrl.ops.observe.snapshot import checkpoint_in_writing
-from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect, event_time
-from horizonrl.ops.rundir.lines import GrowingLines
+from horizonrl.ops.rundir.broker_status import BrokerStatus
+from horizonrl.ops.rundir.files import Files, JournalReader, Line
+from horizonrl.ops.rundir.troubles import Trouble, TroubleReader, collect, event_time
+from horizonrl.ops.rundir.view import RunView
 from horizonrl.ops.terminal.console import plain_console
-from horizonrl.ops.terminal.figures import clock, duration, interval, mean_success, number, percent, time_left
+from horizonrl.ops.terminal.figures import clock, duration, interval, number, percent
 from horizonrl.ops.terminal.waiting import waiting
 
 log = get_logger()
@@ -42,14 +40,12 @@ QUIET_S = 60.0
 HEADER_EVERY = 20
 """Steps after which a terminal repeats the header, which has scrolled out of view."""
 MOST_TROUBLES = 3
-SILENT_S = 15.0
-"""Seconds without an answer of the broker after which the console says so."""
 READY = "service_opened"
 """The event that a part logs once it is up."""
 MEASURED = "part_ready"
 """The event that the console then logs, with the time it took."""
 
-Column = tuple[str, Callable[[dict[str, Any]], str]]
+Column = tuple[str, Callable[[Line], str]]
 
 
 def _column(name: str, show: Callable[[Any], str]) -> Column:
@@ -57,7 +53,7 @@ def _column(name: str, show: Callable[[Any], str]) -> Column:
     return QUANTITIES[name].column, lambda line: show(line[name])
 
 
-COLUMNS = dict[str, Callable[[dict[str, Any]], str]](
+COLUMNS = dict[str, Callable[[Line], str]](
     [
         ("step", lambda line: str(line["step"])),
         ("phase", lambda line: line["phase"]),
@@ -96,9 +92,10 @@ DISPENSABLE = ("gap", "loss", "phase", "turns", "reward", "stale", "truncated", 
 class Console:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._metrics = GrowingLines(config.run_dir / METRICS)
-        self._evals = GrowingLines(config.run_dir / EVALS)
-        logs = config.run_dir / "logs"
+        self._journal = JournalReader(config.run_dir, ("metrics", "evals"))
+        self._files = Files()
+        """The journal as it was last read."""
+        logs = config.run_dir / LOGS
         self._usual_s = start_times(TroubleReader(logs))
         """Seconds each part took to start the last time."""
         # A second reader, from the end: what earlier sessions logged is no trouble of this one.
@@ -146,48 +143,45 @@ class Console:
 
     def skip_earlier(self) -> int:
         """Say in one line where an earlier `train` stopped; return the number of steps it has shown."""
-        lines = self._metrics.read()
-        self._shown_evals = {(line["version"], line["lineage"]) for line in self._evals.read()}
-        if lines:
+        files = self._files = self._journal.read()
+        self._shown_evals = {(line["version"], line["lineage"]) for line in files.evals}
+        if files.metrics:
             earlier = f"`horizonrl status {shlex.quote(str(self._config.run_dir))}` shows the earlier ones"
-            self.say(f"  resumes after step {lines[-1]['step']}; {earlier}")
-        return len(lines)
+            self.say(f"  resumes after step {files.step}; {earlier}")
+        return len(files.metrics)
 
     async def _follow_plainly(self, started: Callable[[], Mapping[str, float]], shown: int) -> None:
-        spoken = time.monotonic()
+        said_at = time.monotonic()
         while True:
             before, shown = shown, await self._tell_steps(shown)
             await self._read(started())
             self._warn()
             if shown > before:
-                spoken = time.monotonic()
-            elif time.monotonic() - spoken > QUIET_S:
-                self.say(f"  waiting: {waiting_for(self.broker.progress if self.broker else None)}")
-                spoken = time.monotonic()
+                said_at = time.monotonic()
+            elif time.monotonic() - said_at > QUIET_S:
+                self.say(f"  waiting: {self.wait_text()}")
+                said_at = time.monotonic()
             await asyncio.sleep(REFRESH_S)
 
     async def _tell_steps(self, shown: int) -> int:
         """Print the steps beyond the first `shown`, and the evaluations; return how many steps there are.
 
-        Steps that a resumed learner writes again are not printed again.
+        Steps and evaluations that a resumed learner writes again are not printed again.
         """
         # In a thread: this loop also supervises the parts, and a resumed run's journal may be long.
-        lines = await asyncio.to_thread(self._metrics.read)
-        for line in lines[shown:]:
+        files = self._files = await asyncio.to_thread(self._journal.read)
+        for line in files.metrics[shown:]:
             if self._since_header is None or (self.is_terminal and self._since_header == HEADER_EVERY):
                 self.say(row({name: name for name in self._columns}), "bold")
                 self._since_header = 0
             self.say(row({name: COLUMNS[name](line) for name in self._columns}))
             self._since_header += 1
-        await self._tell_evaluations()
-        return max(shown, len(lines))
-
-    async def _tell_evaluations(self) -> None:
-        """Print new evaluations. A resumed learner may write a line again, which is not printed twice."""
-        for line in await asyncio.to_thread(self._evals.read):
-            if (judged := (line["version"], line["lineage"])) not in self._shown_evals:
+        for line in files.evals:
+            key = line["version"], line["lineage"]
+            if key not in self._shown_evals:
                 self.say(f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes")
-                self._shown_evals.add(judged)
+                self._shown_evals.add(key)
+        return max(shown, len(files.metrics))
 
     async def _read(self, started: Mapping[str, float]) -> None:
         """Read what the parts have logged since the last look: that they are up, and what broke."""
@@ -206,37 +200,38 @@ class Console:
                 self._warned.add((trouble.part, trouble.event))
                 self.say(f"  {trouble} ({trouble.log_file}){f': {trouble.detail}' if trouble.detail else ''}")
 
+    def view(self) -> RunView:
+        """Return the run as files, logs and broker last were."""
+        config = self._config
+        return RunView(config.run.name, config, config.run_dir, self._files, self.broker, self._troubles)
+
+    def wait_text(self) -> str:
+        """Say who waits for what and how the tickets ended so far, to explain a long wait."""
+        view = self.view()
+        accounts = [f"{kind.value} tickets: {text}" for kind, text in view.accounts()]
+        return "; ".join([*(view.waits() or ["the engines are starting"]), *accounts])
+
     def live(self, started: Mapping[str, float]) -> RenderableType:
         """Return the lines that are redrawn: how far the run is, what waits for what, what broke."""
-        now = time.time()
-        lines = self._metrics.lines
-        coming = self._coming(started, now)
-        begun = self.broker is not None and self.broker.progress is not None
-        waiting = self._waits(lines, now) if begun or not coming else []
-        saving = checkpoint_in_writing(self._config.run_dir / "checkpoints", now)
+        view = self.view()
+        coming = self._coming(started, view.now)
+        waits = view.waits() if view.progress is not None or not coming else []
+        if waits and view.files.metrics:
+            waits[0] += f" (last step: {duration(view.now - view.files.metrics[-1]['time'])} ago)"
         return Group(
-            self._bar(lines),
-            *(_line(text) for text in (coming, *waiting, saving) if text),
-            *(_line(trouble.when(now), "yellow") for trouble in self._troubles[:MOST_TROUBLES]),
+            self._bar(view),
+            *(_line(text) for text in (coming, *waits, view.checkpoint()) if text),
+            *(_line(trouble.when(view.now), "yellow") for trouble in view.troubles[:MOST_TROUBLES]),
         )
 
-    def _bar(self, lines: Sequence[dict[str, Any]]) -> RenderableType:
-        done, total = lines[-1]["step"] if lines else 0, self._config.total_steps
+    def _bar(self, view: RunView) -> RenderableType:
+        step, total = view.files.step, self._config.total_steps
         # After the last step no other one comes, whose phase could be shown.
-        phase, _ = self._config.phase(min(done, total - 1))
+        phase, _ = self._config.phase(min(step, total - 1))
         bar = Table.grid(padding=(0, 1, 0, 0))
-        left = time_left(self._config, lines, done)
-        took = clock(time.monotonic() - self._started) + (f", {left}" if left else "")
-        bar.add_row(f"step {done} of {total}", ProgressBar(total=total, completed=done, width=24), phase.value, took)
+        took = clock(time.monotonic() - self._started) + (f", {view.time_left}" if view.time_left else "")
+        bar.add_row(f"step {step} of {total}", ProgressBar(total=total, completed=step, width=24), phase.value, took)
         return bar
-
-    def _waits(self, lines: Sequence[dict[str, Any]], now: float) -> list[str]:
-        sentences = waits(self.broker, self._config, lines)
-        if sentences and lines:
-            sentences[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
-        if self.broker is not None and now - self.broker.looked_at > SILENT_S:
-            sentences.append(f"the broker has not answered for {duration(now - self.broker.looked_at)}")
-        return sentences
 
     def _coming(self, started: Mapping[str, float], now: float) -> str:
         """Say which parts are not up yet, for how long, and how long they took the last time."""
@@ -248,26 +243,31 @@ class Console:
         return f"starting: {', '.join(parts)}" if parts else ""
 
     def summary(self, model_dir: Path, report: Path, command: str) -> None:
-        """Say how the run ended: success over the first and last five RL steps, the model, the report, what to do next.
+        """Say how the run ended: what imitation and RL added, the model, the report, and what to do next.
 
         `command` is the one that started the run.
         """
-        steps = self._metrics.read()
-        taken = max([self._config.total_steps, *(line["step"] for line in steps[-1:])])
-        lines = [line for line in steps if line["phase"] == "rl"]
+        self._files = self._journal.read()
+        view, success = self.view(), self._files.success
         self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
-        if lines:
-            first, last = lines[:5], lines[-5:]
-            self.say(f"success over the first {len(first)} RL steps: {percent(mean_success(first))}")
-            self.say(f"success over the last {len(last)} RL steps:  {percent(mean_success(last))}")
-        if evals := self._evals.read():
-            both = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
-            self.say(f"eval: {both}; `horizonrl export --best` exports the best of all {len(evals)} versions evaluated")
+        if success.steps:
+            text = f"success in training: {percent(success.last)} over the last {success.steps} RL steps"
+            if len(view.files.rl) > success.steps:
+                text += f", {percent(success.first)} over the first {success.steps}"
+            self.say(text)
+        if evals := view.files.evals:
+            last = evals[-1]
+            if view.gain:
+                self.say(f"success on held-out tasks: {view.gain}")
+            self.say(
+                f"eval: version {last['version']} {interval(last)}; `horizonrl export --best` exports the best of all "
+                f"{len(evals)} versions evaluated"
+            )
         self.say(f"model:  {model_dir}")
         self.say(f"report: {report}")
         self.say("What next:")
-        for next_command, what in next_commands(self._config, command, taken).items():
-            self.say(f"  {next_command}\n      {what}")
+        for next_command, purpose in next_commands(self._config, command, max(view.step, view.steps or 0)).items():
+            self.say(f"  {next_command}\n      {purpose}")
 
 
 def next_commands(config: RunConfig, command: str, taken: int) -> dict[str, str]:
@@ -278,11 +278,11 @@ def next_commands(config: RunConfig, command: str, taken: int) -> dict[str, str]
     run_dir = shlex.quote(str(config.run_dir))
     evaluation = shlex.quote(str(config.run_dir / "evaluation"))
     key, steps = ("--rl.steps", taken - config.imitation.steps) if config.rl.steps else ("--imitation.steps", taken)
-    given = re.sub(rf" {key}[ =]\S+", "", command)  # the command may have set the key before
+    start = re.sub(rf" {key}[ =]\S+", "", command)  # the command may have set the key before
     return {
         f"horizonrl eval {run_dir} --out {evaluation}": "measures success on held-out tasks, with intervals",
         f"horizonrl lineage {run_dir} --version {taken}": "shows which groups made the last version",
-        f"{given} {key} {2 * steps}": "trains on from here",
+        f"{start} {key} {2 * steps}": "trains on from here",
     }
 
 
@@ -305,16 +305,3 @@ def start_times(logs: TroubleReader) -> dict[str, float]:
 
 def _line(text: str, style: str = "") -> Text:
     return Text(f"  {text}", style=style, no_wrap=True, overflow="ellipsis")
-
-
-def waiting_for(progress: Progress | None) -> str:
-    """Say what the run has settled so far, to explain a long wait."""
-    if progress is None:
-        return "the engines are starting"
-    trained = sum(ends.trained for ends in progress.outcomes.values())
-    dropped = sum((Counter(ends.dropped) for ends in progress.outcomes.values()), Counter())
-    reasons = ", ".join(f"{reason.value} {count}" for reason, count in sorted(dropped.items()))
-    void = sum(ends.void for ends in progress.outcomes.values())
-    evaluated = sum(ends.evaluated for ends in progress.outcomes.values())
-    settled = f"{trained} groups trained, {dropped.total()} dropped{f' ({reasons})' if reasons else ''}, {void} void"
-    return settled + (f", {evaluated} evaluated" if evaluated else "")

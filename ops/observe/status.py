@@ -13,35 +13,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.logs import configure_logs
-from horizonrl.ops.observe.broker_status import BrokerStatus, Observer
-from horizonrl.ops.observe.snapshot import Rows, Snapshot
-from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect
+from horizonrl.common.run_dir import LOGS
+from horizonrl.ops.observe.screen import as_json, plain_line, screen
+from horizonrl.ops.rundir.broker_status import BrokerStatus, Observer
 from horizonrl.ops.rundir.directory import SECRETS, check_broker_named, in_training, read_address, read_config
-from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.rundir.files import JournalReader
+from horizonrl.ops.rundir.troubles import Trouble, TroubleReader, collect
+from horizonrl.ops.rundir.view import RunView
 from horizonrl.ops.terminal.console import plain_console
-from horizonrl.ops.terminal.figures import percent
 
 REFRESH_S = 2.0
 PATIENCE_S = 2.0
 """How long the broker of a run directory may take to answer: it is gone when the run is over."""
 LOOK_S = 10.0
 """And how long, once it has answered, to tell where the run is: it may die meanwhile."""
-MOST_TROUBLES = 5
-TITLE = "bold cyan"
-WIDEST = 110
-"""Columns beyond which a line is no longer read at a glance."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,9 @@ class StatusSource:
     _troubles: list[Trouble] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._logs = TroubleReader(self.run_dir / "logs") if self.run_dir else None
+        if self.run_dir is not None:
+            self._journal = JournalReader(self.run_dir)
+            self._logs = TroubleReader(self.run_dir / LOGS)
 
     @classmethod
     def find(cls, request: StatusRequest) -> "StatusSource":
@@ -84,7 +78,7 @@ class StatusSource:
             raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
         return cls(config, None, described=bool(request.places))
 
-    async def look(self) -> Snapshot:
+    async def look(self) -> RunView:
         """Return where the run stands. Raises BrokerUnreachable where there is only a broker, which is silent.
 
         Whenever `train` is started its embedded broker may have another port, and the run other steps.
@@ -97,11 +91,11 @@ class StatusSource:
             if self.run_dir is None:
                 raise
             broker = None
-        known = Snapshot(self.config.run.name, self.config if self.described else None, broker=broker)
-        if self.run_dir is None or self._logs is None:
-            return known
+        if self.run_dir is None:
+            return RunView(self.config.run.name, self.config if self.described else None, broker=broker)
         self._troubles = collect(self._logs.events(), self._troubles)
-        return replace(known, run_dir=self.run_dir, files=Files.read(self.run_dir), troubles=tuple(self._troubles))
+        view = RunView.read(self.run_dir, self.config, self._journal.read())
+        return replace(view, broker=broker, troubles=tuple(self._troubles))
 
     async def _look_at_broker(self) -> BrokerStatus | None:
         """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
@@ -151,16 +145,16 @@ def show_status(request: StatusRequest) -> int:
     return 0
 
 
-def _print(snapshot: Snapshot, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(snapshot.as_json()), flush=True)
+def _print(view: RunView, is_json: bool) -> None:
+    if is_json:
+        print(json.dumps(as_json(view)), flush=True)
     else:
-        plain_console().print(screen(snapshot), highlight=False)
+        plain_console().print(screen(view), highlight=False)
 
 
-def _watch(source: StatusSource, as_json: bool) -> None:
+def _watch(source: StatusSource, is_json: bool) -> None:
     """Redraw on a terminal; elsewhere print a JSON line each time, or a plain line whenever it says something new."""
-    if sys.stdout.isatty() and not as_json:
+    if sys.stdout.isatty() and not is_json:
         with Live(console=plain_console(), auto_refresh=False, screen=True) as live:
             while True:
                 live.update(screen(asyncio.run(source.look())), refresh=True)
@@ -168,47 +162,10 @@ def _watch(source: StatusSource, as_json: bool) -> None:
     # Each look has an event loop and a connection of its own: a broker that ends in between is no special case.
     printed = ""
     while True:
-        snapshot = asyncio.run(source.look())
-        if as_json:
-            _print(snapshot, as_json)
-        elif (line := plain_line(snapshot)) != printed:
+        view = asyncio.run(source.look())
+        if is_json:
+            _print(view, is_json)
+        elif (line := plain_line(view)) != printed:
             print(line, flush=True)
             printed = line
         time.sleep(REFRESH_S)
-
-
-def plain_line(snapshot: Snapshot) -> str:
-    """Return the headline and what is waited for in a line, for a log."""
-    return "; ".join([snapshot.headline(), *snapshot.waiting()])
-
-
-def screen(snapshot: Snapshot) -> RenderableType:
-    """Return one screen of a terminal of 80 columns and 24 lines, as long as little breaks."""
-    parts: list[RenderableType] = [Text(snapshot.headline(), style="bold")]
-    if snapshot.steps:
-        bar = Table.grid(padding=(0, 1, 0, 0))
-        bar.add_row(ProgressBar(total=snapshot.steps, completed=snapshot.step, width=60), percent(snapshot.share))
-        parts.append(bar)
-    parts.append(_section("is it learning", snapshot.learning()))
-    if moving := snapshot.moving():
-        parts.append(_section("is it moving", moving))
-    if waiting := snapshot.waiting():
-        parts.append(_list("what waits for what", waiting))
-    broken = snapshot.broken()
-    more = [f"and {len(broken) - MOST_TROUBLES} more"] if len(broken) > MOST_TROUBLES else []
-    shown = [*broken[:MOST_TROUBLES], *more]
-    parts.append(_list("what broke", shown, "yellow") if shown else _list("what broke", ["nothing"]))
-    return Group(*parts)
-
-
-def _section(title: str, rows: Rows) -> RenderableType:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(max_width=WIDEST, overflow="fold")
-    for what, text in rows:
-        table.add_row(f"  {what}", Text(text))
-    return Group(Text(title, style=TITLE), table)
-
-
-def _list(title: str, lines: Sequence[str], style: str = "") -> RenderableType:
-    return Group(Text(title, style=TITLE), *(Padding(Text(line, style=style), (0, 0, 0, 2)) for line in lines))

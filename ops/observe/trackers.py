@@ -23,6 +23,8 @@ class Point:
     """Of this point in its run; a point that comes again, after a kill at the wrong moment, has the same number."""
     step: int
     """Of an evaluation the one that it judges: an earlier one than that of the points around it."""
+    time: float
+    """When the run measured it, in seconds since the epoch: points may come long after."""
     values: Mapping[str, float]
 
 
@@ -66,7 +68,7 @@ class TensorBoard:
     def track(self, point: Point) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
         summary = self._summary(value=values)
-        self._writer.add_event(self._event(wall_time=time.time(), step=point.step, summary=summary))
+        self._writer.add_event(self._event(wall_time=point.time, step=point.step, summary=summary))
         # At once, since the caller notes the point as tracked as soon as this returns.
         self._writer.flush()
 
@@ -98,7 +100,8 @@ class Wandb:
         self._run.define_metric("*", step_metric="step")  # its own steps may only grow: an evaluation comes late
 
     def track(self, point: Point) -> None:
-        self._run.log({**point.values, "step": point.step}, step=point.number, commit=True)
+        row = {**point.values, "step": point.step, "_timestamp": point.time}
+        self._run.log(row, step=point.number, commit=True)
 
     def close(self) -> None:
         self._run.finish()
@@ -125,7 +128,7 @@ class Trackio:
         )
 
     def track(self, point: Point) -> None:
-        self._run.log(dict(point.values), step=point.step)
+        self._run.log(dict(point.values), step=point.step)  # it takes no time: its points have that of this call
 
     def close(self) -> None:
         self._run.finish()

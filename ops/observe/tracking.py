@@ -6,7 +6,6 @@ point is ever tracked that is rolled back later.
 """
 
 import asyncio
-import heapq
 import json
 import math
 import os
@@ -16,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ from horizonrl.common.locks import take_lock
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.processes import Child, horizonrl_command
-from horizonrl.common.run_dir import CHECKPOINTS, EVALS, METRICS
+from horizonrl.common.run_dir import CHECKPOINTS
+from horizonrl.common.types import Phase
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
 from horizonrl.ops.rundir.directory import public_config, read_config
+from horizonrl.ops.rundir.files import JournalReader, Line, Stage
 from horizonrl.ops.rundir.finished import newest_checkpoint
-from horizonrl.ops.rundir.lines import read_line
 
 log = get_logger()
 
@@ -62,28 +63,6 @@ class Tracked:
         atomic_write_text(path, json.dumps(asdict(self)))
 
 
-class Tail:
-    """The complete lines of a journal file, each once. What a resumed learner cuts is never among them: see `take`."""
-
-    def __init__(self, path: Path, key: str) -> None:
-        self._path, self._key, self._offset, self._taken = path, key, 0, 0
-
-    def take(self, upto: float) -> Iterator[dict[str, Any]]:
-        """Yield the lines that have not been taken, up to the step `upto`. Raises ConfigError for a damaged one."""
-        if not self._path.exists():
-            return
-        if self._path.stat().st_size < self._offset:  # a checkpoint was removed by hand, and lines with it
-            self._offset = self._taken = 0
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for number, line in enumerate(file, self._taken + 1):
-                # The offset stays before this line, which is read again once it is complete and safe from a rollback.
-                if not line.endswith(b"\n") or (record := read_line(self._path, number, line))[self._key] > upto:
-                    return
-                self._offset, self._taken = self._offset + len(line), number
-                yield record
-
-
 class Tracking:
     """One run's way into one tracker."""
 
@@ -92,23 +71,27 @@ class Tracking:
         self._file = run_dir / "tracker" / f"{config.tracker.kind}.json"
         self.tracked = Tracked.read(self._file)
         self.tracked.write(self._file)  # the identity, before anything is tracked under it
-        self._metrics = Tail(run_dir / METRICS, "step")
-        self._evaluations = Tail(run_dir / EVALS, "settled_step")
+        self._journal = JournalReader(run_dir, ("metrics", "evals"))
 
     def catch_up(self, tracker: Tracker) -> int:
         """Track what has become safe since the last call; return how many points."""
-        upto = self._final()
-        earlier = self.tracked.points
-        metrics = ((line["step"], line) for line in self._metrics.take(upto))
-        evaluations = ((line["settled_step"], line) for line in self._evaluations.take(upto))
-        # Both files grow in the order of steps. At equal steps `merge` keeps the order of its inputs: evaluations
-        # first.
-        for _, line in heapq.merge(evaluations, metrics, key=lambda found: found[0]):
-            if "settled_step" in line:
-                self._track_evaluation(tracker, line)
-            else:
-                self._track_step(tracker, line)
-        return self.tracked.points - earlier
+        upto, earlier = self._final(), self.tracked
+        files = self._journal.read()
+        # A new process reads the files from their beginning, and so meets what an earlier one has tracked. In the
+        # order in which the run wrote them: at an equal step an evaluation comes first.
+        lines = [(line["settled_step"], 0, line) for line in files.evals]
+        lines += [(line["step"], 1, line) for line in files.metrics if line["step"] > earlier.step]
+        for step, is_metrics, line in sorted(lines, key=itemgetter(0, 1)):
+            if step > upto:
+                break
+            if is_metrics:
+                self._track(tracker, line, metrics_values(line), step=step)
+            # A ticket id never returns in a run. A version may, after a resume.
+            elif (first_ticket := line["ends"][0][1]) not in earlier.evaluations:
+                stage = files.stage(line, self._config.total_steps)
+                evaluations = [*self.tracked.evaluations, first_ticket]
+                self._track(tracker, line, evaluation_values(stage), evaluations=evaluations)
+        return self.tracked.points - earlier.points
 
     def _final(self) -> float:
         """Return the step up to which no resumed learner can roll back the journal."""
@@ -119,36 +102,34 @@ class Tracking:
         step = 0 if newest is None else newest.step
         return math.inf if step >= self._config.total_steps else step  # the last evaluation settles after the last step
 
-    def _track_step(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
-        # A new process reads the file from its beginning, and so meets what an earlier one has tracked.
-        if line["step"] > self.tracked.step:
-            # Tracked first, noted after: a kill in between repeats the point under the same number, and loses none.
-            tracker.track(Point(self.tracked.points, line["step"], metrics_values(line)))
-            self._note(step=line["step"])
-
-    def _track_evaluation(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
-        # A ticket id never returns in a run. A version may, after a resume.
-        first_ticket = line["ends"][0][1]
-        if first_ticket not in self.tracked.evaluations:
-            tracker.track(Point(self.tracked.points, line["version"], evaluation_values(line)))
-            self._note(evaluations=[*self.tracked.evaluations, first_ticket])
-
-    def _note(self, **changed: Any) -> None:
-        self.tracked = replace(self.tracked, points=self.tracked.points + 1, **changed)
+    def _track(self, tracker: Tracker, line: Line, values: Mapping[str, float], **note: Any) -> None:
+        # Tracked first, noted after: a kill in between repeats the point under the same number, and loses none.
+        tracker.track(Point(self.tracked.points, line["version"], line["time"], values))
+        self.tracked = replace(self.tracked, points=self.tracked.points + 1, **note)
         self.tracked.write(self._file)
 
 
-def metrics_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is tracked of a step: `train/loss`, `train/success_rate`, `horizon/ENV`, `env/ENV/success_rate`."""
-    values = numbers(line, "train") | numbers(line["horizons"], "horizon")
+def metrics_values(line: Line) -> dict[str, float]:
+    """Return what is tracked of a step: `train/loss`, `train/success_rate`, `horizon/ENV`, `env/ENV/success_rate`.
+
+    In imitation all of it is under `imitation/`: the episodes are an expert's and not the policy's.
+    """
+    is_rl = line["phase"] == Phase.RL.value
+    prefix = "" if is_rl else "imitation/"
+    values = numbers(line, "train" if is_rl else "imitation") | numbers(line["horizons"], f"{prefix}horizon")
     for env, outcome in line["environments"].items():
-        values |= numbers(outcome, f"env/{env}")
+        values |= numbers(outcome, f"{prefix}env/{env}")
     return values
 
 
-def evaluation_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is tracked of an evaluation: `eval/success_rate`, its interval, pass@k, each environment's."""
+def evaluation_values(stage: Stage) -> dict[str, float]:
+    """Return what is tracked of an evaluation: `eval/success_rate`, its interval, pass@k, each environment's.
+
+    Its success is also under the stage that it judges: `eval/before_training`, `eval/after_imitation`, `eval/after_rl`.
+    """
+    line = stage.line
     values = {"eval/version": float(line["version"])} | _measured(line, "eval")
+    values |= numbers({stage.key: line["success_rate"]}, "eval")
     for env, measured in line["environments"].items():
         values |= _measured(measured, f"eval/{env}")
         for category, part in measured["categories"].items():

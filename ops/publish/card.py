@@ -3,8 +3,10 @@
 Pure text: nothing of the machine, the broker or its users is in it.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.models.models import POCKET, SMOLLM2, hub_id
 from horizonrl.ops.publish.rows import DatasetCounts
 from horizonrl.ops.rundir.directory import public_config
-from horizonrl.ops.rundir.summary import Files
-from horizonrl.ops.terminal.figures import percent
+from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.view import RunView
+from horizonrl.ops.terminal.figures import interval, percent
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Of SMOLLM2 on the hub, under Apache-2.0."""
@@ -38,10 +41,17 @@ def base_model(model_dir: Path) -> tuple[str | None, str]:
     return hub_id(model_dir), "unknown" if found is None else found[1]
 
 
-def model_card(config: RunConfig, files: Files, model_dir: Path, facts: Mapping[str, Any]) -> str:
-    """Return the card of an exported version: what it is, how it did, where it comes from, how to make it again."""
+def model_card(
+    config: RunConfig, files: Files, model_dir: Path, facts: Mapping[str, Any], prompt: str | None = None
+) -> str:
+    """Return the card of an exported version: what it is, how it did, where it comes from, how to make it again.
+
+    `prompt` is the first message of an episode, for the example; None if it may not be shown.
+    """
     base, licence = base_model(model_dir)
+    step = facts["step"]
     evals = [line for line in files.evals if line["success_rate"] is not None]
+    view = RunView(config.run.name, config, files=replace(files, evals=[e for e in evals if e["version"] <= step]))
     head = ModelCardData(
         base_model=base,
         license=licence,
@@ -49,9 +59,9 @@ def model_card(config: RunConfig, files: Files, model_dir: Path, facts: Mapping[
         pipeline_tag="text-generation",
         tags=TAGS,
         model_name=config.run.name,
-        eval_results=[result for line in evals if line["version"] == facts["step"] for result in _results(line)],
+        eval_results=[result for line in evals if line["version"] == step for result in _results(line)],
     ).to_yaml()
-    rows = "\n".join(f"| {name} | `{value}` |" for name, value in sorted(facts.items()))
+    gain = f"\nSuccess on held-out tasks: {view.gain}.\n" if view.gain else ""
     note = "The version here is in bold." if evals else "None: `eval.every` was 0, or no round was complete."
     return f"""---
 {head}
@@ -59,21 +69,21 @@ def model_card(config: RunConfig, files: Files, model_dir: Path, facts: Mapping[
 
 # {config.run.name}
 
-`{base or model_dir.name}` after {facts["step"]} optimizer steps of reinforcement learning on multi-turn tasks, with
-HorizonRL {metadata.version("horizonrl")}; weights in bfloat16. The base model's licence ({licence}) applies.
-
+`{base or model_dir.name}` after {_training(files, step)} on multi-turn tasks, with HorizonRL
+{metadata.version("horizonrl")}; weights in bfloat16. The base model's licence ({licence}) applies.
+{gain}
 | fact | value |
 |---|---|
-{rows}
+{_facts(facts)}
 
 `digest` is the xxh3_128 of `model.safetensors`; the run's ledger tells which episodes made this version.
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+## How to use it
 
-model = AutoModelForCausalLM.from_pretrained(".")
-tokenizer = AutoTokenizer.from_pretrained(".")
-```
+```python
+{_example(config, prompt)}```
+
+With the recipe below as `recipe.toml`, `horizonrl eval . --recipe recipe.toml` plays the held-out tasks.
 
 ## Environments
 
@@ -84,7 +94,7 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 On held-out tasks, {config.eval.samples} episode(s) each at temperature {config.eval.temperature:g}, with 95 % Wilson
 intervals. {note}
 
-{_evaluations(evals, facts["step"])}
+{_evaluations(evals, step)}
 
 ## Lineage
 
@@ -101,6 +111,48 @@ step is made of, so a second run is alike and not identical; `horizonrl replay` 
 {recipe(config)}```
 
 Made with {_versions()}.
+"""
+
+
+def _training(files: Files, step: int) -> str:
+    """Return how a version was trained: imitation and RL are counted apart."""
+    imitation = min(step, files.imitation_steps)
+    parts = [f"{imitation} optimizer steps of imitation"] if imitation else []
+    if step > imitation:
+        parts.append(f"{step - imitation} optimizer steps of reinforcement learning")
+    return " and ".join(parts) or "no training"
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    rows = {"run": f"`{facts['run']}`", "version": f"{facts['step']}"}
+    if facts.get("lineage"):
+        rows["version"] += f", of lineage {facts['lineage']}"
+    if facts.get("success_rate") is not None:
+        rows["success on held-out tasks"] = interval(facts)
+    rows["digest"] = f"`{facts['digest']}`"
+    return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+
+def _example(config: RunConfig, prompt: str | None) -> str:
+    """Return a program that plays the first turn of an episode, from the directory of the model."""
+    system = config.rollout.system_prompt
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt or "The first observation of your environment"})
+    # A list of texts in JSON is one in Python. Three backticks would end the block that this stands in.
+    conversation = json.dumps(messages, indent=4, ensure_ascii=False).replace("```", r"\u0060" * 3)
+    sampling = f"do_sample=True, temperature={config.eval.temperature:g}"
+    if config.eval.temperature == 0:
+        sampling = "do_sample=False"
+    return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+messages = {conversation}
+prompt = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+output = model.generate(**prompt, max_new_tokens={config.rollout.max_turn_tokens}, {sampling})
+print(tokenizer.decode(output[0][prompt["input_ids"].shape[1] :], skip_special_tokens=True))
 """
 
 
@@ -129,9 +181,9 @@ def dataset_card(
 # Episodes of {config.run.name}
 
 What an LLM agent did while it was trained by reinforcement learning with HorizonRL: {written.rows:,} episodes with
-{written.tokens:,} generated tokens, each with its id, its logprob and the policy version that sampled it. They are in
-the order in which the learner consumed them, dropped groups included (`end`). {left_out} episodes that could not be
-read are left out.
+{written.tokens:,} tokens of replies, each with its id. Those that the policy generated also have a logprob and the
+version that sampled them; episodes of the kind `demo` are an expert's. They are in the order in which the learner
+consumed them, dropped groups included (`end`). {left_out} episodes that could not be read are left out.
 
 ```python
 from datasets import load_dataset
@@ -209,11 +261,10 @@ def _evaluations(evals: Sequence[Mapping[str, Any]], step: int) -> str:
         for env, measured in line["environments"].items():
             if measured["success_rate"] is None:
                 continue
-            mark = "**" if line["version"] == step else ""
-            success = (
-                f"{percent(measured['success_rate'])} ({100 * measured['low']:.1f} to {100 * measured['high']:.1f})"
-            )
-            rows.append(f"| {mark}{line['version']}{mark} | {env} | {success} | {measured['episodes']} |")
+            version = f"**{line['version']}**" if line["version"] == step else f"{line['version']}"
+            bounds = f"{100 * measured['low']:.1f} to {100 * measured['high']:.1f}"
+            success = f"{percent(measured['success_rate'])} ({bounds})"
+            rows.append(f"| {version} | {env} | {success} | {measured['episodes']} |")
     return "\n".join(["| version | environment | success | episodes |", "|---|---|---|---|", *rows])
 
 
@@ -234,7 +285,11 @@ def _fields(types: Sequence[type[BaseModel]]) -> str:
     parts = []
     for row_type in types:
         schema = row_type.model_json_schema()
-        rows = [f"| `{name}` | {field.get('description', '')} |" for name, field in schema["properties"].items()]
+        # A description may go over several lines, which would end a row of the table.
+        rows = [
+            f"| `{name}` | {' '.join(field.get('description', '').split())} |"
+            for name, field in schema["properties"].items()
+        ]
         parts.append("\n".join([f"{row_type.__doc__}", "", "| field | meaning |", "|---|---|", *rows]))
     return "\n\n".join(parts)
 

@@ -18,7 +18,7 @@ from horizonrl.ops.publish.card import dataset_card
 from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow, TurnRow
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.episodes import EpisodeFiles
-from horizonrl.ops.rundir.summary import Files, ends
+from horizonrl.ops.rundir.files import Files
 
 SHARD_BYTES = 250_000_000
 """Target size of a data file: small enough for a browser to download and for loaders to split."""
@@ -49,7 +49,7 @@ def write_dataset(run_dir: Path, out: Path) -> DatasetCounts:
 
 def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: DatasetCounts) -> Iterator[EpisodeRow]:
     """Yield the run's episodes as rows, and keep account of them."""
-    ended = ends(Files.read(run_dir))
+    ends = {end.ticket: str(end) for end in Files.read(run_dir).ends()}
     for step, ticket, records in source.groups():
         for record in records:
             # Text alone would have to be tokenised again, and may give other ids (invariants: Token exactness).
@@ -65,7 +65,7 @@ def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: Datase
                 env=record["env"],
                 task=record["task"],
                 horizon=record["horizon"],
-                end=ended[ticket].what if ticket in ended else "not settled",
+                end=ends.get(ticket, "not settled"),
                 stop=record["stop"],
                 success=record["success"],
                 episode_return=record["return"],

@@ -1,28 +1,45 @@
 """`horizonrl export`: a run's newest or best weights as a Hugging Face directory, with its model card."""
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError
 from horizonrl.common.run_dir import BEST
+from horizonrl.envs.registry import GROUP
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.models.models import resolve_model
 from horizonrl.ops.rundir.directory import read_config
+from horizonrl.ops.rundir.episodes import EpisodeFiles
+from horizonrl.ops.rundir.files import Files
 
 
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
     """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
     from horizonrl.learner.engine.checkpoint.weights_file import export  # torch and huggingface_hub: seconds to import
     from horizonrl.ops.publish.card import model_card
-    from horizonrl.ops.rundir.summary import Files
 
     config = read_config(run_dir)
     weights, facts = _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
     facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
     model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
-    export(model_dir, weights, out, facts, lambda written: model_card(config, files, model_dir, written))
+    prompt = example_prompt(config, run_dir)
+    export(model_dir, weights, out, facts, lambda written: model_card(config, files, model_dir, written, prompt))
     return int(facts["step"])
+
+
+def example_prompt(config: RunConfig, run_dir: Path) -> str | None:
+    """Return the first message of an episode that the run keeps, of an environment whose texts are public.
+
+    Those are the ones that HorizonRL brings, without options, which may name data of the user.
+    """
+    entries = entry_points(group=GROUP)
+    built_in = {entry.name for entry in entries if entry.value.startswith("horizonrl.envs.worlds.")}
+    public = {env.id for env in config.envs if env.id in built_in and not env.options}
+    groups = EpisodeFiles(run_dir, held_out=True).groups() if public else ()
+    return next((str(records[0]["prompt"]) for _, _, records in groups if records[0]["env"] in public), None)
 
 
 def _newest_of(run_dir: Path, keep: int) -> tuple[Path, dict[str, Any]]:

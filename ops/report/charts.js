@@ -155,9 +155,11 @@ class Chart {
   }
 
   evaluated() {
-    return (this.curve.evaluations ?? []).filter((one) => one.value !== null).map(({ version, value, low, high }) => {
+    return (this.curve.evaluations ?? []).filter((one) => one.value !== null).map(({ version, value, low, high, label }) => {
       const x = this.x(version);
-      return s("g", { class: "evaluated" }, s("line", { x1: x, x2: x, y1: this.y(low), y2: this.y(high) }),
+      // Left of the dot in the right half, so that it stays within the plot.
+      const left = x > this.width / 2;
+      return s("g", { class: "evaluated" }, label ? s("text", { class: "tick", x: x + (left ? -8 : 8), y: this.y(value) + 4, "text-anchor": left ? "end" : "start" }, label) : null, s("line", { x1: x, x2: x, y1: this.y(low), y2: this.y(high) }),
         s("line", { x1: x - 4, x2: x + 4, y1: this.y(low), y2: this.y(low) }),
         s("line", { x1: x - 4, x2: x + 4, y1: this.y(high), y2: this.y(high) }),
         s("circle", { cx: x, cy: this.y(value), r: 4 }));

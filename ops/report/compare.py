@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import CONFIG
 from horizonrl.common.statistics import mean, newcombe, paired_interval, wilson
 from horizonrl.ops.evaluation.journal import FILE, read_journal
-from horizonrl.ops.rundir.curves import overlaid
-from horizonrl.ops.rundir.directory import in_training, public_config, read_config
-from horizonrl.ops.rundir.summary import Files, state
+from horizonrl.ops.report.curves import NamedRun, overlaid
+from horizonrl.ops.rundir.directory import public_config, read_config
+from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.view import RunView
 
 MOST = 7
 """Directories on one page: there are no more colours that a reader can tell apart."""
@@ -74,25 +74,21 @@ def comparison(compared: Sequence[Compared]) -> dict[str, Any]:
         "rows": _rows(compared),
         "settings": _different(compared),
     }
-    runs = [(number, each.files) for number, each in enumerate(compared) if each.files is not None]
-    named = [(compared[number].name, number, files.metrics, files.evals) for number, files in runs]
+    named = [
+        NamedRun(one.name, number, one.files.metrics, one.files.evals)
+        for number, one in enumerate(compared)
+        if one.files is not None
+    ]
     return shown | {"curves": overlaid(named), "resumes": [], "imitation": 0}
 
 
 def _run(directory: Path, name: str) -> Compared:
-    config, files = read_config(directory, besides=NEITHER), Files.read(directory)
-    return Compared(
-        name, "run", _badges(directory, config, files), _flat(public_config(config)), _last(files), {}, files
-    )
-
-
-def _badges(directory: Path, config: RunConfig, files: Files) -> list[str]:
-    now = state(config, files)
-    life = "finished" if now["finished"] else "in training" if in_training(directory) else "stopped"
-    badges = [life, f"step {now['step']} of {now['steps']}", config.advantage.kind, f"{config.horizon.kind} horizon"]
-    if len(files.lineages) > 1:
-        badges.append(f"resumed {len(files.lineages) - 1}x")
-    return badges
+    config = read_config(directory, besides=NEITHER)
+    view = RunView.read(directory, config)
+    badges = [view.state, f"step {view.step} of {view.steps}", config.advantage.kind, f"{config.horizon.kind} horizon"]
+    if (resumes := len(view.files.lineages) - 1) > 0:
+        badges.append(f"resumed {resumes}x")
+    return Compared(name, "run", badges, _flat(public_config(config)), _last(view.files), {}, view.files)
 
 
 def _last(files: Files) -> dict[Part, tuple[int, int]]:

@@ -17,10 +17,11 @@ from typing import Any
 from horizonrl.common.types import Kind
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.rundir.episodes import EpisodeFiles
-from horizonrl.ops.rundir.summary import TicketEnd
 
 Group = tuple[int, str, Sequence[Mapping[str, Any]]]
 """Step, ticket and records of a group."""
+End = tuple[int, str]
+"""The version that a ticket went into or judged, and what became of it."""
 CHUNK_CHARS = 200_000
 """Of a chunk's JSON: decoded within some 10 ms in a browser, and long enough to compress well."""
 MAX_BYTES = 400_000_000
@@ -57,9 +58,7 @@ class Episodes:
         return {"groups": self.groups, "rows": self.rows, "starts": self.starts}
 
 
-def collect(
-    run_dir: Path, ends: Mapping[str, TicketEnd], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES
-) -> Episodes:
+def collect(run_dir: Path, ends: Mapping[str, End], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES) -> Episodes:
     """Read a run's episodes, the held-out ones too; `ends` says of a ticket what became of it."""
     source = EpisodeFiles(run_dir, held_out=True)
     episodes = pack(source.groups(), ends, tokens, stride=max(1, math.ceil(source.size_bytes / max_bytes)))
@@ -68,7 +67,7 @@ def collect(
 
 
 def pack(
-    groups: Iterable[Group], ends: Mapping[str, TicketEnd], tokens: TokenTexts | None = None, stride: int = 1
+    groups: Iterable[Group], ends: Mapping[str, End], tokens: TokenTexts | None = None, stride: int = 1
 ) -> Episodes:
     """Return one in `stride` groups as the page holds them."""
     episodes = Episodes(stride=stride)
@@ -78,13 +77,13 @@ def pack(
         if number % episodes.stride:
             continue
         first = records[0]
-        place = len(episodes.groups)
-        end = ends.get(ticket, TicketEnd("not settled", step))
-        episodes.groups.append([ticket, first["env"], first["task"], first["horizon"], end.step, end.what])
+        group = len(episodes.groups)
+        version, end = ends.get(ticket, (step, "not settled"))
+        episodes.groups.append([ticket, first["env"], first["task"], first["horizon"], version, end])
         if not bodies:
             episodes.starts.append(len(episodes.rows))
         for record in records:
-            episodes.rows.append([place, *_row(record)])
+            episodes.rows.append([group, *_row(record)])
             bodies.append(json.dumps(_body(record, tokens, episodes), ensure_ascii=False, separators=(",", ":")))
         if sum(map(len, bodies)) > CHUNK_CHARS:
             episodes.chunks.append(packed(f"[{','.join(bodies)}]"))

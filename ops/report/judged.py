@@ -10,7 +10,6 @@ from horizonrl.common.types import Kind
 from horizonrl.ops.evaluation.journal import Key, Line, read_journal
 from horizonrl.ops.evaluation.report import RESULTS, read_results, title
 from horizonrl.ops.report.episodes import Episodes, Group, pack
-from horizonrl.ops.rundir.summary import TicketEnd
 
 
 def judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
@@ -32,7 +31,7 @@ def judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
         "imitation": 0,
     }
     groups = list(_groups(settings, lines))
-    return shown, pack(groups, {ticket: TicketEnd("evaluated", 0) for _, ticket, _ in groups})
+    return shown, pack(groups, {ticket: (0, "evaluated") for _, ticket, _ in groups})
 
 
 def _headline(results: Mapping[str, Any]) -> list[dict[str, Any]]:

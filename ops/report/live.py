@@ -17,14 +17,12 @@ from aiohttp import web
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.run_dir import TRAIN_LOCK
-from horizonrl.ops.models.models import known_model
 from horizonrl.ops.report.compare import is_evaluation
 from horizonrl.ops.report.episodes import Episodes
-from horizonrl.ops.report.page import Shown, assemble, episode_notices, inert_json, packed_index, run_episodes
-from horizonrl.ops.rundir.directory import in_training, read_config
-from horizonrl.ops.rundir.lines import GrowingLines
-from horizonrl.ops.rundir.summary import JOURNAL, Files, facts
+from horizonrl.ops.report.page import Shown, assemble, inert_json, packed_index, run_episodes, run_facts
+from horizonrl.ops.rundir.directory import read_config
+from horizonrl.ops.rundir.files import JournalReader
+from horizonrl.ops.rundir.view import RunView
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
@@ -55,8 +53,6 @@ class RunWatch:
     asked_at: float = 0.0
     told: bool = False
     """Whether a page has all that the run left at its end."""
-    _journal: tuple[GrowingLines, ...] = ()
-    """The files of `Files`: at each look only their new lines are read."""
     _facts: dict[str, Any] = field(default_factory=dict)
     _editions: dict[int, Episodes] = field(default_factory=dict)
     _ledger: int = -1
@@ -66,7 +62,7 @@ class RunWatch:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self._journal = tuple(GrowingLines(self.run_dir / name) for name in JOURNAL)
+        self._journal = JournalReader(self.run_dir)
 
     @property
     def written_by(self) -> str:
@@ -81,11 +77,9 @@ class RunWatch:
                 self._looked_at = time.monotonic()
 
     def _read(self) -> None:
-        files = Files(*(lines.read() for lines in self._journal))
-        known = facts(self.config, files)
-        lock = self.run_dir / TRAIN_LOCK
-        # Without the lock of a `train` the roles run elsewhere: then only the last step says that it is over.
-        self.ended = known["state"]["finished"] or (lock.exists() and not in_training(self.run_dir))
+        files = self._journal.read()
+        view = RunView.read(self.run_dir, self.config, files)
+        self.ended = view.ended
         began = time.monotonic()
         if self.ended or (len(files.ledger) != self._ledger and began >= self._next_reading):
             self.edition, self._ledger = self.edition + 1, len(files.ledger)
@@ -94,9 +88,7 @@ class RunWatch:
             self._editions = {self.edition: episodes, self.edition - 1: self._editions.get(self.edition - 1, episodes)}
             took_s = time.monotonic() - began
             self._next_reading = began + max(EPISODES_S, took_s / EPISODES_SHARE)
-        name = self.config.model.name
-        known["notices"] += episode_notices(self.episodes, name, found=known_model(name) is not None)
-        self._facts = known
+        self._facts = run_facts(view, self.config, self.episodes)
 
     @property
     def episodes(self) -> Episodes:
@@ -129,10 +121,10 @@ class RunWatch:
         self.told = self.told or (self.ended and _edition(request) == self.edition)
 
     def _asked(self, request: web.Request) -> Episodes:
-        found = self._editions.get(_edition(request))
-        if found is None:
-            raise web.HTTPGone(text="newer episodes took the place of these: ask for the facts again\n")
-        return found
+        episodes = self._editions.get(_edition(request))
+        if episodes is None:
+            raise web.HTTPGone(text="newer episodes have replaced these: ask for the facts again\n")
+        return episodes
 
 
 def _edition(request: web.Request) -> int:

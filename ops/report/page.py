@@ -9,7 +9,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -22,10 +22,12 @@ from horizonrl.common.run_dir import REPORT
 from horizonrl.ops.models.models import known_model
 from horizonrl.ops.report.compare import NEITHER, comparison, is_evaluation, read_compared
 from horizonrl.ops.report.episodes import Episodes, collect, packed
+from horizonrl.ops.report.facts import facts
 from horizonrl.ops.report.judged import judged
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.rundir.directory import read_config
-from horizonrl.ops.rundir.summary import Files, ends, facts
+from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.view import RunView
 
 SCRIPTS = (
     "elements.js", "store.js", "charts.js", "overview.js", "compared.js", "list.js", "reader.js", "app.js", "live.js",
@@ -81,17 +83,22 @@ def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:
 
 def shown_run(run_dir: Path, config: RunConfig) -> Shown:
     """Read what the page of a run shows."""
-    files = Files.read(run_dir)
-    episodes = run_episodes(run_dir, config, files)
-    found = known_model(config.model.name) is not None
-    shown = facts(config, files)
-    shown["notices"] += episode_notices(episodes, config.model.name, found=found)
-    return Shown(shown, episodes)
+    view = RunView.read(run_dir, config)
+    episodes = run_episodes(run_dir, config, view.files)
+    return Shown(run_facts(view, config, episodes), episodes)
+
+
+def run_facts(view: RunView, config: RunConfig, episodes: Episodes) -> dict[str, Any]:
+    """Return the facts of a run's page, with what has to be said of its episodes."""
+    shown = facts(view, config)
+    shown["notices"] += episode_notices(episodes, config.model.name)
+    return shown
 
 
 def run_episodes(run_dir: Path, config: RunConfig, files: Files) -> Episodes:
     model_dir = known_model(config.model.name)
-    return collect(run_dir, ends(files), None if model_dir is None else TokenTexts.find(model_dir))
+    ends = {end.ticket: (end.version, str(end)) for end in files.ends()}
+    return collect(run_dir, ends, None if model_dir is None else TokenTexts.find(model_dir))
 
 
 def assemble(shown: Shown, *, live: bool = False) -> str:
@@ -128,28 +135,22 @@ def inert_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def episode_notices(episodes: Episodes, model: str, *, found: bool) -> list[str]:
-    """Return sentences on what is missing among a run's episodes; `found` says whether its model is here."""
-    notices = []
+def episode_notices(episodes: Episodes, model: str) -> Iterator[str]:
+    """Yield sentences on what is missing among a run's episodes."""
     if not episodes.rows:
-        notices.append("No episodes yet: the first step writes them.")
+        yield "No episodes yet: the first step writes them."
     if episodes.stride > 1:
-        notices.append(f"The run has more episodes than a page can hold. Shown is one group in {episodes.stride}.")
+        yield f"The run has more episodes than a page can hold. Shown is one group in {episodes.stride}."
     if episodes.unreadable:
-        notices.append(
+        yield (
             f"{episodes.unreadable} incomplete lines of episodes/ are left out: cut short by a crash, or being written."
         )
     if episodes.untold:
-        notices.append("Some episodes have no token ids, so their turns are not shaded.")
-    elif episodes.rows and not found:
-        notices.append(
-            f"No tokenizer for {model!r} here, so tokens are not shown. Give its directory with --model.name DIR."
-        )
+        yield "Some episodes have no token ids, so their turns are not shaded."
+    elif episodes.rows and known_model(model) is None:
+        yield f"No tokenizer for {model!r} here, so tokens are not shown. Give its directory with --model.name DIR."
     if episodes.undecoded:
-        notices.append(
-            f"The tokens of {episodes.undecoded} turns do not join to their text (another tokenizer): no shading."
-        )
-    return notices
+        yield f"The tokens of {episodes.undecoded} turns do not join to their text (another tokenizer): no shading."
 
 
 def _own(name: str) -> str:

@@ -13,7 +13,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunUnknown
 from horizonrl.common.run_dir import CHECKPOINTS
-from horizonrl.common.state import Progress, WeightsManifest
+from horizonrl.common.state import Progress, WeightsManifest, end_of_run
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 
 
@@ -37,19 +37,19 @@ async def ended_at(config: RunConfig, role: Role) -> int | None:
     try:
         async with connected(config.run.name, config.broker, role, existing=True) as transport:
             state = StateStore(transport)
-            records = [await state.get(key) for key in (Key.PROGRESS, Key.POLICY)]
+            progress, weights = [await state.get(key) for key in (Key.PROGRESS, Key.POLICY)]
     except RunUnknown:  # a run that has yet to begin
         return None
+    if not isinstance(progress, Progress) or not isinstance(weights, WeightsManifest):
+        return None
     # Both, since they are set one after the other: a learner that died between the two has to set the second.
-    ends = [record.finished_step for record in records if isinstance(record, Progress | WeightsManifest)]
-    known = [step for step in ends if step is not None and step >= config.total_steps]
-    return min(known) if len(known) == len(records) else None
+    return end_of_run(config.total_steps, progress, weights)
 
 
 def newest_checkpoint(run_dir: Path) -> Checkpoint | None:
     """Return the newest checkpoint of a run directory, which need not exist and is not made."""
-    place = run_dir / CHECKPOINTS
-    return CheckpointStore(place, keep=1).newest() if place.is_dir() else None
+    folder = run_dir / CHECKPOINTS
+    return CheckpointStore(folder, keep=1).newest() if folder.is_dir() else None
 
 
 def how_to_go_on(config: RunConfig, step: int) -> str:

@@ -47,7 +47,7 @@ class Measures(Successes):
     categories: dict[str, Successes] = {}
 
 
-class Place(Shape):
+class Origin(Shape):
     """Where in the run a line belongs. Not every file has each of these."""
 
     step: int = 0
@@ -57,7 +57,7 @@ class Place(Shape):
     phase: Literal["imitation", "rl"] = "rl"
 
 
-class EvaluationLine(Place, Measures):
+class EvaluationLine(Origin, Measures):
     phase_step: int = 0
     settled_step: int = 0
     oldest_version: int | None = None
@@ -66,7 +66,7 @@ class EvaluationLine(Place, Measures):
     ends: list[tuple[int, str, str]] = []
 
 
-class LedgerLine(Place):
+class LedgerLine(Origin):
     cursor: int = 0
     trained: list[tuple[int, str]] = []
     dropped: list[tuple[int, str, str]] = []
@@ -78,7 +78,7 @@ class LedgerLine(Place):
     weights_digest: str = ""
 
 
-class LineageLine(Place):
+class LineageLine(Origin):
     from_step: int = 0
     changed: dict[str, Any] = {}
     log_cut: dict[str, int] = {}
@@ -88,7 +88,7 @@ _QUANTITIES: Any = dict.fromkeys(QUANTITIES, (Number, None))
 StepOutcome = create_model("StepOutcome", __base__=Shape, **_QUANTITIES)
 MetricsLine = create_model(
     "MetricsLine",
-    __base__=(Place, StepOutcome),
+    __base__=(Origin, StepOutcome),
     horizons=(dict[str, int], {}),
     environments=(dict[str, StepOutcome], {}),
     growths=(list[HorizonGrowth], []),
@@ -106,21 +106,21 @@ SHAPES: Mapping[str, type[Shape]] = {
 class JournalLine(dict[str, Any]):
     """The object in a line of a run's file. Raises ConfigError with its place for a key that it lacks."""
 
-    place: str
+    position: str
 
     def __missing__(self, key: str) -> Any:
-        raise ConfigError(f"{self.place} has no {key!r}: remove that line")
+        raise ConfigError(f"{self.position} has no {key!r}: remove that line")
 
 
 def read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Return the object in a line. Raises ConfigError with its place if it holds none, as after a power cut."""
-    place = f"{path}, line {number}"
+    position = f"{path}, line {number}"
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{place} is not JSON: remove that line") from None
+        raise ConfigError(f"{position} is not JSON: remove that line") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{place} is no object: remove that line")
+        raise ConfigError(f"{position} is not an object: remove that line")
     if path.name in SHAPES:
         try:
             SHAPES[path.name].model_validate_json(line, strict=True)
@@ -128,21 +128,44 @@ def read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
             wrong = error.errors(include_url=False)[0]
             key = ".".join(map(str, wrong["loc"]))
             raise ConfigError(
-                f"{place} has {key} = {reprlib.repr(wrong['input'])}: {wrong['msg'].lower()}. Remove that line"
+                f"{position} has {key} = {reprlib.repr(wrong['input'])}: {wrong['msg'].lower()}. Remove that line"
             ) from None
-    read = JournalLine(value)
-    read.place = place
-    return read
+    journal_line = JournalLine(value)
+    journal_line.position = position
+    return journal_line
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a JSON-lines file; an unfinished last one is left out.
+    """Return the complete lines of a JSON-lines file, as `GrowingLines` does; nothing if there is no file."""
+    return GrowingLines(path).read()
 
-    Raises ConfigError for a damaged one, with its place.
-    """
-    if not path.exists():
-        return []
-    return [read_line(path, number, line) for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1)]
+
+@dataclass
+class LineTail:
+    """The complete lines of a file that another process appends to, each once."""
+
+    path: Path
+    offset: int = 0
+    """Bytes that have been read."""
+    _inode: int | None = None
+
+    def take(self) -> tuple[list[bytes], bool]:
+        """Return the lines that came since the last call, and whether they are the first ones of the file.
+
+        They are at the first call, and after the file was replaced or truncated. Raises FileNotFoundError.
+        """
+        with self.path.open("rb") as file:
+            # Of the open file: between a look at the path and its opening, a learner may have replaced it.
+            status = os.fstat(file.fileno())
+            # The size alone does not tell: a rewritten file may already be longer than what was read of the old.
+            replaced = self._inode not in (None, status.st_ino)
+            if replaced or status.st_size < self.offset:
+                self.offset = 0
+            self._inode, start = status.st_ino, self.offset
+            file.seek(start)
+            *complete, unfinished = file.read().split(b"\n")
+            self.offset = file.tell() - len(unfinished)
+        return complete, start == 0
 
 
 @dataclass
@@ -151,23 +174,23 @@ class GrowingLines:
 
     path: Path
     lines: list[dict[str, Any]] = field(default_factory=list)
-    _inode: int = 0
-    _read: int = 0
+
+    def __post_init__(self) -> None:
+        self._tail = LineTail(self.path)
 
     def read(self) -> list[dict[str, Any]]:
         """Return all complete lines. Raises ConfigError for a damaged one, with its place."""
+        offset = self._tail.offset
         try:
-            with self.path.open("rb") as file:
-                # Of the open file: between a look at the path and its opening, a learner may have replaced it.
-                found = os.fstat(file.fileno())
-                # The size alone does not tell: a rewritten file may already be longer than what was read of the old.
-                if found.st_ino != self._inode or found.st_size < self._read:
-                    self.lines, self._inode, self._read = [], found.st_ino, 0
-                file.seek(self._read)
-                *complete, unfinished = file.read().split(b"\n")
-                end = file.tell() - len(unfinished)
+            complete, first = self._tail.take()
         except FileNotFoundError:
             return self.lines
-        self.lines += [read_line(self.path, number, line) for number, line in enumerate(complete, len(self.lines) + 1)]
-        self._read = end
+        earlier = [] if first else self.lines
+        try:
+            new = [read_line(self.path, number, line) for number, line in enumerate(complete, len(earlier) + 1)]
+        except ConfigError:
+            self._tail.offset = 0 if first else offset  # whoever asks again is told again
+            raise
+        if first or new:  # a new list: who has the one before sees no line come
+            self.lines = [*earlier, *new]
         return self.lines

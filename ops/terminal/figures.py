@@ -1,15 +1,10 @@
-"""Numbers as a person reads them in a terminal, and the few that a journal's lines come to. Pure functions."""
+"""Numbers as a person reads them in a terminal. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.statistics import mean
-
 Line = Mapping[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
-RECENT = 5
-"""Steps that are taken together, so that a number does not jump."""
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
@@ -19,6 +14,10 @@ def percent(value: float | None) -> str:
 
 def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def interval(line: Line) -> str:
@@ -53,31 +52,3 @@ def sparkline(values: Sequence[float | None], width: int, low: float | None = No
     if high <= low:
         return BLOCKS[len(BLOCKS) // 2] * len(means)
     return "".join(BLOCKS[min(len(BLOCKS) - 1, int((value - low) / (high - low) * len(BLOCKS)))] for value in means)
-
-
-def mean_success(lines: Sequence[Line]) -> float | None:
-    """Return the success of several steps, each weighted by its episodes."""
-    known = [line for line in lines if line["success_rate"] is not None]
-    episodes = sum(line["episodes"] for line in known)
-    return sum(line["success_rate"] * line["episodes"] for line in known) / episodes if episodes else None
-
-
-def seconds_left(config: RunConfig, lines: Sequence[Line], step: int) -> float | None:
-    """Return the time to the end of the present phase, at the pace of its last steps; None before it has had one.
-
-    Of their own times, not of the clock: a run may have stood still between two of them.
-    """
-    phase, done = config.phase(step)
-    paces = [line["step_s"] + line["wait_s"] for line in lines if line["phase"] == phase.value][-RECENT:]
-    pace = mean(paces)
-    steps = config.imitation.steps if phase.value == "imitation" else config.rl.steps
-    return None if pace is None else pace * (steps - done)
-
-
-def time_left(config: RunConfig, lines: Sequence[Line], step: int) -> str:
-    """Say how long it takes from here: to the end of imitation while that lasts, because RL's pace is not known yet."""
-    seconds = seconds_left(config, lines, step)
-    if seconds is None or step >= config.total_steps:
-        return ""
-    imitating = config.phase(step)[0].value == "imitation" and config.rl.steps > 0
-    return f"about {duration(seconds)} {'of imitation ' if imitating else ''}left"

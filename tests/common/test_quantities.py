@@ -12,7 +12,7 @@ from horizonrl.learner.records.report import MIRRORED, metrics_line
 from horizonrl.ops.observe.console import COLUMNS
 from horizonrl.ops.observe.tracking import metrics_values
 from horizonrl.ops.pages.metrics import page
-from horizonrl.ops.rundir.curves import curves
+from horizonrl.ops.report.curves import curves
 from tests.learner.records.test_journal import STATS, TIMES
 from tests.records import make_group
 

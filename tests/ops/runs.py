@@ -9,7 +9,7 @@ from horizonrl.broker.api import Extent, QueueState
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
-from horizonrl.ops.observe.broker_status import BrokerStatus
+from horizonrl.ops.rundir.broker_status import BrokerStatus
 
 LINE: dict[str, Any] = {
     "step": 3,
@@ -63,7 +63,7 @@ def broker_status(config: RunConfig, progress: Progress | None, **changed: Any) 
     credit = config.credit(progress.phase) if progress else 0
     shown: dict[str, Any] = {
         "progress": progress,
-        "spoken_at": time.time(),
+        "reported_at": time.time(),
         "weights": None,
         "horizons": {"textcraft": 4},
         "issued": dict.fromkeys(Kind, 0) | {Kind.TRAIN: credit},

@@ -20,7 +20,7 @@ from horizonrl.common.run_dir import METRICS
 from horizonrl.ops.api import programs, run
 from horizonrl.ops.api.configs import words
 from horizonrl.ops.rundir.directory import in_training, only_train
-from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.rundir.files import Files
 from horizonrl.ops.rundir.variables import recipe_environment
 from tests.ops.report.runs import Scale, run_config, write_run
 
@@ -74,6 +74,10 @@ def test_a_run_gives_its_files_as_rows_and_data_frames(run_dir: Path) -> None:
     assert opened.ledger()[0]["trained"][0][1].startswith("train-")
     assert opened.evaluations().column("success_rate") == [10 / 64, 20 / 64, 30 / 64]
     assert (opened.step, opened.finished, opened.config.run.name) == (6, True, "small")
+    assert opened.gain() == "16 % before training, 47 % after RL"
+    stages = opened.stages()
+    assert stages.column("stage") == ["before training", "after RL"]
+    assert stages.column("version") == [0, 6]
     with pytest.raises(horizonrl.ConfigError, match="no column 'succes_rate'; did you mean success_rate"):
         metrics.column("succes_rate")
 

@@ -13,10 +13,10 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Outcomes, Progress
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.ops.cli.parser import parse
-from horizonrl.ops.observe.broker_status import waits
-from horizonrl.ops.observe.console import COLUMNS, Console, fitting, next_commands, row, waiting_for
-from horizonrl.ops.observe.snapshot import Snapshot
-from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.observe.console import COLUMNS, Console, fitting, next_commands, row
+from horizonrl.ops.rundir.broker_status import waits
+from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.view import RunView
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
 
 
@@ -55,15 +55,23 @@ def test_a_step_is_one_line_on_a_terminal_of_80_columns_and_whole_in_a_file() ->
     assert fitting(120) == tuple(COLUMNS)
 
 
-def test_a_long_wait_explains_itself() -> None:
+def test_a_long_wait_explains_itself(config: RunConfig) -> None:
     outcomes = {
         Kind.DEMO: Outcomes(trained=8),
         Kind.TRAIN: Outcomes(trained=2, dropped={DropReason.ZERO_VARIANCE: 3, DropReason.STALE: 1}, void=1),
+        Kind.EVAL: Outcomes(evaluated=4),
     }
-    reason = waiting_for(Progress(outcomes=outcomes))
-    assert reason == "10 groups trained, 4 dropped (stale 1, zero_variance 3), 1 void"
-    assert waiting_for(Progress(outcomes={Kind.EVAL: Outcomes(evaluated=4)})).endswith("0 void, 4 evaluated")
-    assert waiting_for(None) == "the engines are starting"
+    console = Console(config)
+    assert console.wait_text() == "the engines are starting"
+    progress = Progress(step=2, phase=Phase.RL, phase_step=2, outcomes=outcomes)
+    console.broker = broker_status(config, progress, issued=dict.fromkeys(Kind, 9))
+    waits, *accounts = console.wait_text().split("; ")[:1] + console.wait_text().split("; ")[-3:]
+    assert waits.startswith("the learner waits for groups")
+    assert accounts == [
+        "demo tickets: 9 issued = 8 trained + 0 dropped + 0 void + 1 outstanding",
+        "train tickets: 9 issued = 2 trained + 4 dropped (stale 1, zero_variance 3) + 1 void + 2 outstanding",
+        "eval tickets: 9 issued = 4 evaluated + 0 dropped + 0 void + 5 outstanding",
+    ]
 
 
 def test_parts_are_shown_as_starting_until_their_logs_say_that_they_are_up(config: RunConfig) -> None:
@@ -91,7 +99,7 @@ def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(confi
     assert "about 15 s left" in shown
     wanted = config.rl.groups_per_step
     assert f"the learner waits for groups: 0 of {wanted} are in (last step: 5 s ago)" in shown
-    assert "actor-0 ended and was started again 2x, last 20 s ago (logs/actor-0.log)" in shown
+    assert "actor-0: ended and was started again (2x, last 20 s ago; logs/actor-0.log)" in shown
     assert max(map(len, live(console, {}).splitlines())) <= 80
 
 
@@ -104,8 +112,8 @@ def test_groups_that_were_dropped_while_the_learner_waits_are_counted(config: Ru
     console.broker = broker_status(config, progress)
     wanted = config.rl.groups_per_step
     assert f"waits for groups: 0 of {wanted} are in, 37 dropped" in live(console, {}, width=120)
-    shown = Snapshot("r", config, config.run_dir, Files.read(config.run_dir), console.broker)
-    assert shown.waiting()[0] == f"the learner waits for groups: 0 of {wanted} are in, 37 dropped"
+    shown = RunView("r", config, config.run_dir, Files.read(config.run_dir), console.broker)
+    assert shown.waits()[0] == f"the learner waits for groups: 0 of {wanted} are in, 37 dropped"
     assert waits(console.broker, config)[0] == f"the learner waits for groups: 0 of {wanted} are in"
 
 
@@ -129,7 +137,7 @@ def test_elsewhere_a_trouble_is_a_line_once(config: RunConfig, capsys: pytest.Ca
         live(console, {})
         console._warn()
     shown = capsys.readouterr().out.splitlines()
-    expected = f"  actor-0 a group broke and is played again ({config.run_dir}/logs/actor-0.log): no such task"
+    expected = f"  actor-0: a group broke and is played again ({config.run_dir}/logs/actor-0.log): no such task"
     assert shown == [expected]
 
 
@@ -165,13 +173,15 @@ def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
     console = Console(config)
     for lines in ([EVAL], [], [EVAL, EVAL | {"version": 6, "success_rate": None, "low": 0.0, "high": 1.0}]):
         write_lines(config, *lines, name="evals.jsonl")
-        asyncio.run(console._tell_evaluations())
+        asyncio.run(console._tell_steps(0))
     assert capsys.readouterr().out.splitlines() == [
         "  version 4: eval 43 % (33-54 %) of 64 held-out episodes",
         "  version 6: eval - (0-100 %) of 64 held-out episodes",
     ]
     console.summary(config.run_dir, config.run_dir, "horizonrl train")
-    assert "eval: version 4 43 % (33-54 %), version 6 - (0-100 %)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "success on held-out tasks: 43 % after 4 RL steps" in shown
+    assert "eval: version 6 - (0-100 %)" in shown
 
 
 def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_understood(

@@ -25,12 +25,13 @@ from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.observe.broker_status import Observer, waits
-from horizonrl.ops.observe.snapshot import Snapshot
-from horizonrl.ops.observe.status import StatusRequest, StatusSource, plain_line, screen
+from horizonrl.ops.observe.screen import learning, plain_line, screen
+from horizonrl.ops.observe.status import StatusRequest, StatusSource
+from horizonrl.ops.rundir.broker_status import Observer, waits
 from horizonrl.ops.rundir.directory import only_train, read_config, write_config
+from horizonrl.ops.rundir.files import Files
 from horizonrl.ops.rundir.lines import GrowingLines, read_lines
-from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.rundir.view import RunView
 from tests.ops.report.runs import Scale, run_config, write_run
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
 from tests.records import make_group, make_ticket
@@ -38,10 +39,10 @@ from tests.records import make_group, make_ticket
 CONFIG = RunConfig.load([], ["--run.name=textcraft", "--imitation.steps=0", "--rl.steps=10", "--rl.groups_per_step=4"])
 
 
-def shown(snapshot: Snapshot, width: int = 80) -> str:
+def shown(view: RunView, width: int = 80) -> str:
     """Return what a terminal without colours shows."""
     console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(screen(snapshot))
+    console.print(screen(view))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -130,7 +131,7 @@ def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: p
     assert "textcraft: stopped, step 3 of 8 (rl)" in text
     assert "50 %" in text
     assert "43 % (33-54 %) at version 4" in text
-    assert "learner hardly any group can be trained on, 30 s ago (logs/learner.log):" in text
+    assert "learner: almost no group is trainable (30 s ago; logs/learner.log):" in text
 
 
 def test_a_run_whose_broker_ended_with_its_train_is_shown_without_asking_for_it(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_broker_that_may_come_back_or_is_not_the_runs_own_is_waited_for(tmp_pa
 def test_a_finished_run_is_shown_on_one_screen_of_80_columns(tmp_path: Path) -> None:
     config = run_config(tmp_path)
     run_dir = write_run(config, Scale(turns=2))
-    text = shown(Snapshot("small", config, run_dir, Files.read(run_dir), now=1e9 + 400))
+    text = shown(RunView("small", config, run_dir, Files.read(run_dir), now=1e9 + 400))
     assert "small: finished, step 6 of 6 (rl)" in text
     assert "step 6 ended 40 s ago" in text
     assert "train tickets  30 trained + 6 dropped (zero_variance 6) + 0 void" in text
@@ -177,7 +178,7 @@ def test_a_finished_run_is_shown_on_one_screen_of_80_columns(tmp_path: Path) -> 
 def test_episodes_that_broke_and_resumes_are_told() -> None:
     lines = [LINE | {"step": step, "error_share": 0.25} for step in (1, 2)]
     files = Files(lines, (), (), [{"lineage": 0}, {"lineage": 1}])
-    text = Snapshot("r", CONFIG, files=files).broken()
+    text = RunView("r", CONFIG, files=files).broken()
     assert text == [
         "25 % of the last steps' episodes broke: environment or engine errors",
         "the learner has resumed 1 time",
@@ -186,15 +187,15 @@ def test_episodes_that_broke_and_resumes_are_told() -> None:
 
 def test_it_is_told_if_what_takes_long_is_hardly_trained() -> None:
     durations = {"trained": [1.0 + place / 90 for place in range(90)], "stale": [20.0] * 10}
-    (told,) = Snapshot("r", CONFIG, files=Files([LINE | {"durations": durations}], (), (), ())).broken()
+    (told,) = RunView("r", CONFIG, files=Files([LINE | {"durations": durations}], (), (), ())).broken()
     assert told.startswith("of the slowest tenth of groups (over 20.0 s) 0 % are trained, of the others 100 %: see")
 
 
 def test_what_an_adaptive_curriculum_draws_is_told_with_the_reason() -> None:
     again = {"env_id": "textcraft", "category": "(repeated)", "share": 0.42, "differed": 0.73, "tasks": 17}
     depth1 = {"env_id": "textcraft", "category": "depth1", "share": 0.58, "differed": 0.4, "tasks": 94}
-    rows = Snapshot("r", CONFIG, files=Files([LINE | {"curriculum": [depth1, again]}], (), (), ())).learning()
-    assert rows[-2:] == [
+    rows = RunView("r", CONFIG, files=Files([LINE | {"curriculum": [depth1, again]}]))
+    assert list(learning(rows))[-2:] == [
         ("draws", " 58 %  textcraft, depth1 (40 % of groups differ)"),
         ("", " 42 %  textcraft, 17 tasks that differed (73 % of groups differ)"),
     ]
@@ -202,7 +203,7 @@ def test_what_an_adaptive_curriculum_draws_is_told_with_the_reason() -> None:
 
 def test_imitation_is_judged_by_its_loss() -> None:
     lines = [LINE | {"phase": "imitation", "loss": loss} for loss in (2.0, 1.0, 0.5)]
-    text = dict(Snapshot("r", CONFIG, files=Files(lines, (), (), ())).learning())
+    text = dict(learning(RunView("r", CONFIG, files=Files(lines))))
     assert text["loss"] == "0.500  █▃▁  of the demonstrations"
     assert "success" not in text
 
@@ -248,14 +249,14 @@ def test_who_waits_for_what() -> None:
         (broker_status(CONFIG, at_work), CONFIG, ["the learner waits for groups: 0 of 4 are in"]),
         (broker_status(CONFIG, full), CONFIG, ["the learner trains on 4 groups"]),
         (
-            broker_status(CONFIG, full, spoken_at=time.time() - 200),
+            broker_status(CONFIG, full, reported_at=time.time() - 200),
             CONFIG,
-            ["the learner trains on 4 groups, last heard 3 min ago"],
+            ["the learner trains on 4 groups, last report 3 min ago"],
         ),
         (
             broker_status(CONFIG, full.model_copy(update={"awaited": "train-00000004"})),
             CONFIG,
-            ["the learner waits for train-00000004, which no later step may train; 4 groups are in"],
+            ["the learner waits for train-00000004, which no later step may train; it has 4 groups"],
         ),
         (broker_status(CONFIG, full), None, ["the learner has 4 groups of its next batch"]),
         (
@@ -280,7 +281,7 @@ def test_who_waits_for_what() -> None:
         ({"queue": QueueState(5, 8, 0)}, "actors hold 8 tickets; queued: 5"),
         ({"queue": QueueState(0, 8, 0, idle=2)}, "2 actors with free slots: no tickets until"),
         ({"queue": QueueState(0, 8, 0, idle=1)}, "1 actor with free slots: no tickets until"),
-        ({"log": Extent(1, 9, 9, 100, None)}, "not read by the learner yet: 9 messages of the group log"),
+        ({"log": Extent(1, 9, 9, 100, None)}, "the learner has yet to read 9 messages of the group log"),
         ({"log": Extent(1, 9, 9, 99, 100)}, "the group log is full: actors wait to publish"),
     ],
 )
@@ -295,34 +296,35 @@ def test_a_full_group_log_is_told_as_what_broke(stored_bytes: int, finished: boo
     progress = Progress(step=10, phase=Phase.RL, phase_step=10, finished=finished)
     status = broker_status(CONFIG, progress, log=Extent(1, 9, 9, stored_bytes, 100))
     full = f"the group log is full: {stored_bytes} of broker.max_log_bytes = 100"
-    assert Snapshot("r", CONFIG, broker=status).broken() == [full] * times
+    assert RunView("r", CONFIG, broker=status).broken() == [full] * times
 
 
 def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
-    async def look() -> Snapshot:
+    async def look() -> RunView:
         transport = MemoryTransport(MemoryServer(), "run")
         growth = HorizonGrowth(env_id="babyai", phase_step=12, from_turns=5, to_turns=10, reason="40% cut")
         state = StateStore(transport)
         await state.put(Key.PROGRESS, Progress(step=14, phase=Phase.RL, phase_step=14, growths=(growth,)))
         await state.put(Key.HORIZON, HorizonState(horizons={"textcraft": 8, "babyai": 10}))
-        return Snapshot("run", broker=await Observer(transport).look(), run_dir=Path("run"))
+        return RunView("run", broker=await Observer(transport).look(), run_dir=Path("run"))
 
     rows = shown(asyncio.run(look()), 200)
     assert "no step yet" in rows
-    snapshot = asyncio.run(look())
-    assert ("horizon", "textcraft 8 turns, babyai 10 turns") in snapshot._horizons()
-    assert "babyai grew from 5 to 10 turns after 12 RL steps: 40% cut" in snapshot._horizons()[1][1]
+    assert list(learning(asyncio.run(look())))[1:] == [
+        ("horizon", "textcraft 8 turns, babyai 10 turns"),
+        ("", "babyai grew from 5 to 10 turns after 12 RL steps: 40% cut"),
+    ]
 
 
-def test_a_learner_that_has_not_spoken_for_long_is_called_silent() -> None:
+def test_a_learner_that_has_not_reported_for_long_is_called_silent() -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
-    text = Snapshot("r", CONFIG, broker=broker_status(CONFIG, progress, spoken_at=time.time() - 3000))
+    text = RunView("r", CONFIG, broker=broker_status(CONFIG, progress, reported_at=time.time() - 3000))
     assert plain_line(text).startswith("r: silent for 50 min, step 3 of 10 (rl 3)")
 
 
 def test_a_finished_run_with_more_steps_to_do_waits_for_its_learner() -> None:
     done = Progress(step=3, phase=Phase.RL, phase_step=3, finished=True)
-    text = Snapshot("r", CONFIG, broker=broker_status(CONFIG, done))
+    text = RunView("r", CONFIG, broker=broker_status(CONFIG, done))
     assert plain_line(text).startswith("r: no learner yet, step 3 of 10")
 
 
@@ -367,11 +369,11 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
     for part in (
         "elsewhere: running, step 1 (rl 1) is it learning success only the learner's machine knows",
         "horizon textcraft 4 turns",
-        "learner version 1, lineage 2, last heard",
-        "weights of version 1 are out, 3 MB",
+        "learner version 1, lineage 2, last report",
+        "published weights: version 1 (3 MB)",
         "5 issued = 1 trained + 1 dropped (zero_variance 1) + 0 void + 3 outstanding",
         "the learner has 1 group of its next batch actors hold 1 ticket; queued: 2",
-        "not read by the learner yet: 1 message of the group log",
+        "the learner has yet to read 1 message of the group log",
         "1 message could not be decoded (stream elsewhere_DEAD)",
     ):
         assert part in text, text

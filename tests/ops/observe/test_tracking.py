@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ needs_trackio = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers sort the event files of one second and process by a number, as text: 10 would come before 9."""
+    if importlib.util.find_spec("tensorboard") is not None:
+        from tensorboard.summary.writer import event_file_writer
+
+        monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+
+
 class Learner:
     """Writes what a learner writes, without learning."""
 
@@ -51,11 +61,13 @@ class Learner:
         self._journal = Journal(config.run_dir)
         self._checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=2)
 
-    def step(self, number: int, reward: float, lineage: int = 0) -> None:
+    def step(self, number: int, reward: float, lineage: int = 0, phase: Phase = Phase.RL) -> None:
         group = make_group(number, rewards=(reward, 0.0))
+        ticket = group.ticket.model_copy(update={"kind": phase.kind})
+        group = group.model_copy(update={"ticket": ticket})
         draft = PendingBatch(admitted=[(number, group)], consumed=[group])
-        policy = PolicyVersion(version=number, lineage=lineage)
-        self._journal.write_metrics(metrics_line(Phase.RL, policy, draft, STATS, TIMES))
+        policy, times = PolicyVersion(version=number, lineage=lineage), replace(TIMES, ended_at=1e9 + 60 * number)
+        self._journal.write_metrics(metrics_line(phase, policy, draft, STATS, times))
 
     def evaluate(self, version: int, successes: int, settled_step: int) -> None:
         self._journal.write_evaluation(evaluation(version, successes, settled_step))
@@ -123,6 +135,32 @@ def test_a_resumed_learner_continues_the_same_run_and_no_step_is_there_twice_or_
     assert shown["eval/low"][0][1] < 0.25 < shown["eval/high"][0][1]
     assert "train/staleness_mean" in shown and "env/textcraft/success_rate" in shown
     assert "train/reference_kl" not in shown, "what was not measured is no point"
+
+
+@needs_tensorboard
+def test_points_have_the_time_of_the_run_and_imitation_is_tracked_apart_from_rl(config: RunConfig) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    learner = Learner(config)
+    for step in range(1, 9):
+        learner.step(step, reward=1.0, phase=Phase.IMITATION if step <= 3 else Phase.RL)
+    for version, successes in ((0, 0), (3, 16), (6, 32), (8, 48)):
+        learner.evaluate(version, successes, settled_step=version)
+    learner.checkpoint(8)
+    follow(learner)
+    directory = learner.directory / "tracker" / "tensorboard"
+    shown = scalars(directory)
+    assert [step for step, _ in shown["imitation/loss"]] == [1, 2, 3]
+    assert [step for step, _ in shown["train/loss"]] == [4, 5, 6, 7, 8]
+    for name in ("env/textcraft/success_rate", "horizon/textcraft"):
+        assert [step for step, _ in shown[f"imitation/{name}"]] == [1, 2, 3]
+        assert [step for step, _ in shown[name]] == [4, 5, 6, 7, 8]
+    stages = {name: shown[f"eval/{name}"] for name in ("before_training", "after_imitation", "after_rl")}
+    assert stages == {"before_training": [(0, 0.0)], "after_imitation": [(3, 0.25)], "after_rl": [(6, 0.5), (8, 0.75)]}
+    stored = EventAccumulator(str(directory), size_guidance={"scalars": 0})
+    stored.Reload()
+    assert [event.wall_time for event in stored.Scalars("train/loss")] == [1e9 + 60 * step for step in range(4, 9)]
+    assert [event.wall_time for event in stored.Scalars("eval/low")] == [1e9 + 60 * step for step in (0, 3, 6, 8)]
 
 
 @needs_tensorboard
@@ -211,6 +249,7 @@ def test_wandb_offline_holds_one_run_with_every_step_once(config: RunConfig, mon
     assert rewards == {step: 0.5 if step <= 4 else 1.0 for step in range(1, 9)}
     assert steps["eval/success_rate"] == [0, 3, 8]
     assert [row["_step"] for _, row in rows] == list(range(11)), "wandb refuses a step that does not grow"
+    assert {row["_timestamp"] - 60 * row["step"] for _, row in rows} == {1e9}
 
 
 @pytest.mark.slow

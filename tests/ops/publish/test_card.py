@@ -1,20 +1,25 @@
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.ops.models.tiny_model import make_tiny_model
 from horizonrl.ops.publish.card import base_model, model_card, recipe
+from horizonrl.ops.publish.export import example_prompt
 from horizonrl.ops.rundir.directory import public_config
-from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.rundir.files import Files
 from tests.ops.report.runs import run_config, write_run
 
 
-def made(root: Path, step: int, *overrides: str) -> ModelCard:
+def made(root: Path, step: int, *overrides: str, **facts: Any) -> ModelCard:
     config = run_config(root, *overrides)
     files = Files.read(write_run(config))
-    return ModelCard(model_card(config, files, Path(config.model.name), {"step": step, "digest": "d1", "run": "small"}))
+    facts = {"step": step, "digest": "d1", "run": "small", "environments": ["textcraft"]} | facts
+    return ModelCard(model_card(config, files, Path(config.model.name), facts))
 
 
 def test_a_card_has_the_exported_versions_results_with_their_intervals(tmp_path: Path) -> None:
@@ -24,6 +29,57 @@ def test_a_card_has_the_exported_versions_results_with_their_intervals(tmp_path:
     assert result.metric_name == "success, 95 %: 0.352 to 0.589"
     assert "| **6** | textcraft | 47 % (35.2 to 58.9) | 64 |" in card.text
     assert "| 3 | textcraft |" in card.text
+
+
+def test_imitation_is_not_called_rl_and_what_each_added_is_told(tmp_path: Path) -> None:
+    card = made(tmp_path, 6, "--imitation.steps=3", "--rl.steps=3")
+    assert "`model` after 3 optimizer steps of imitation and 3 optimizer steps of reinforcement learning" in card.text
+    gain = "Success on held-out tasks: 16 % before training, 31 % after imitation"
+    assert f"{gain}, 47 % after RL." in card.text
+    half = made(tmp_path / "half", 3, "--imitation.steps=3", "--rl.steps=3")
+    assert "`model` after 3 optimizer steps of imitation on multi-turn tasks" in half.text
+    assert f"{gain}.\n" in half.text, "later versions are not this one"
+
+
+def test_the_facts_are_words_and_rounded_numbers(tmp_path: Path) -> None:
+    card = made(tmp_path, 6, lineage=2, success_rate=0.46875, low=0.35234, high=0.58863)
+    table = card.text.partition("| fact | value |")[2].partition("\n\n")[0]
+    assert table.splitlines()[2:] == [
+        "| run | `small` |",
+        "| version | 6, of lineage 2 |",
+        "| success on held-out tasks | 47 % (35-59 %) |",
+        "| digest | `d1` |",
+    ]
+
+
+@pytest.mark.parametrize("overrides", [(), ("--rollout.system_prompt=Say ``` é", "--eval.temperature=0")])
+def test_the_example_of_a_card_runs(
+    tmp_path: Path, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt is what the run kept of an episode: its texts have quotes, markup and other alphabets."""
+    config = run_config(tmp_path, "--rollout.max_turn_tokens=4", *overrides)
+    run_dir = write_run(config)
+    prompt = example_prompt(config, run_dir)
+    assert prompt is not None and "Goal: craft a thing" in prompt
+    facts = {"step": 6, "digest": "d1", "run": "small"}
+    card = model_card(config, Files.read(run_dir), Path(config.model.name), facts, prompt)
+    (example,) = re.findall(r"^```python\n(.*?)^```", card, re.S | re.M)
+    monkeypatch.chdir(make_tiny_model(tmp_path / "exported"))
+    scope: dict[str, Any] = {}
+    exec(compile(example, "card", "exec"), scope)
+    roles = ["system", "user"] if overrides else ["user"]
+    assert [message["role"] for message in scope["messages"]] == roles
+    assert scope["messages"][-1]["content"] == prompt
+    assert scope["messages"][0]["content"] == ("Say ``` é" if overrides else prompt)
+    assert 0 < scope["output"].shape[1] - scope["prompt"]["input_ids"].shape[1] <= 4
+    capsys.readouterr()
+
+
+def test_a_prompt_is_shown_only_of_an_environment_whose_texts_are_public(tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    run_dir = write_run(config)
+    named = json.dumps([{"id": "textcraft", "options": {"delay_s": 1}}, {"id": "transcripts"}])
+    assert example_prompt(run_config(tmp_path, f"--envs={named}"), run_dir) is None
 
 
 def test_a_version_that_was_not_evaluated_claims_no_result(tmp_path: Path) -> None:

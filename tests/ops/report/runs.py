@@ -135,6 +135,7 @@ def evaluation(version: int, successes: int, settled_step: int) -> dict[str, Any
         "step": version,
         "version": version,
         "lineage": 0,
+        "time": 1e9 + 60 * version,
         "settled_step": settled_step,
         **measures,
         "environments": {"textcraft": measures | {"categories": {"depth1": part}}},

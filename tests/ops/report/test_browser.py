@@ -290,7 +290,7 @@ def test_an_evaluation_leads_to_its_held_out_episodes(open_page: Open, taught: P
 def test_the_steps_of_imitation_are_shaded(open_page: Open, taught: Path) -> None:
     page = open_page(page_file=taught)
     assert page.locator(".curve .imitation").count() == page.locator(".curve").count()
-    expect(page.locator("#headline")).to_contain_text("held-out, up from 16 % (95 % CI 35-59)")
+    expect(page.locator("#headline")).to_contain_text("held-out; 16 % before training (95 % CI 35-59)")
 
 
 def test_a_narrow_screen_shows_the_list_or_the_episode_and_never_scrolls_sideways(open_page: Open) -> None:

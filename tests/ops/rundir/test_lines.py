@@ -19,7 +19,7 @@ READERS = {
 }
 DAMAGE = {
     "is not JSON": (b"garbage\n", b"\0\0\0\0\n", b'{"a": "\xe9"}\n', b"[" * 5_000 + b"\n"),
-    "is no object": (b"7\n", b"[1]\n"),
+    "is not an object": (b"7\n", b"[1]\n"),
     "has no '": (b'{"lineage": 0}\n',),
 }
 """What stands there, by what is said of it."""

@@ -13,12 +13,13 @@ from horizonrl.broker.api import Extent, Key, QueueState, Stream, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.state import HorizonState, Outcomes, Progress, WeightsManifest
+from horizonrl.common.state import HorizonState, Outcomes, Progress, WeightsManifest, end_of_run
 from horizonrl.common.types import Kind
-from horizonrl.ops.terminal.figures import duration
+from horizonrl.ops.terminal.figures import counted, duration
 
 LONG_S = 30.0
 """Seconds of silence in a step after which a learner may be gone. Only its own machine knows."""
+UNREPORTED = "no learner has reported yet: it is loading its model, or none was started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class BrokerStatus:
 
     progress: Progress | None
     """None: no learner has been here yet."""
-    spoken_at: float | None
+    reported_at: float | None
     """When the learner last reported its progress."""
     weights: WeightsManifest | None
     horizons: dict[str, int]
@@ -61,7 +62,7 @@ class BrokerStatus:
     @property
     def silent_s(self) -> float:
         """Seconds since the learner's last report."""
-        return self.looked_at - self.spoken_at if self.spoken_at is not None else 0.0
+        return self.looked_at - self.reported_at if self.reported_at is not None else 0.0
 
     def outstanding(self, kind: Kind) -> int:
         return self.issued[kind] - (self.progress.settled(kind) if self.progress else 0)
@@ -80,7 +81,7 @@ class Observer:
         progress, weights, horizons = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY, Key.HORIZON)]
         return BrokerStatus(
             progress=progress if isinstance(progress, Progress) else None,
-            spoken_at=await self._transport.set_at(Key.PROGRESS),
+            reported_at=await self._transport.set_at(Key.PROGRESS),
             weights=weights if isinstance(weights, WeightsManifest) else None,
             horizons=dict(horizons.horizons) if isinstance(horizons, HorizonState) else {},
             issued={kind: await self._tickets.count_issued(kind) for kind in Kind},
@@ -98,16 +99,12 @@ def waits(
 
     `steps` are the journal's lines: groups dropped beyond theirs belong to the step in the making.
     """
-    if broker is None or broker.progress is None or longer(broker.progress, config):
-        return ["no learner has reported yet: it is loading its model, or none was started"]
-    if broker.progress.finished:
-        return []
-    return [_learner(broker, broker.progress, config, steps), *_tickets(broker), *_actors(broker)]
-
-
-def longer(progress: Progress, config: RunConfig | None) -> bool:
-    """Return whether a finished run has been given more steps, which no learner has started."""
-    return progress.finished and config is not None and progress.step < config.total_steps
+    progress = None if broker is None else broker.progress
+    if broker is None or progress is None:
+        return [UNREPORTED]
+    if progress.finished:
+        return [] if end_of_run(config.total_steps if config else 0, progress) else [UNREPORTED]
+    return [_learner(broker, progress, config, steps), *_tickets(broker), *_actors(broker)]
 
 
 def _learner(
@@ -120,10 +117,13 @@ def _learner(
         return f"the learner has {counted(broker.batch, 'group')} of its next batch"
     wanted = config.groups_per_step(progress.phase)
     if progress.awaited is not None:
-        return f"the learner waits for {progress.awaited}, which no later step may train; {broker.batch} groups are in"
+        groups = counted(broker.batch, "group")
+        return f"the learner waits for {progress.awaited}, which no later step may train; it has {groups}"
     if broker.batch >= wanted:
-        heard = f", last heard {duration(broker.silent_s)} ago" if broker.silent_s > LONG_S else ""
-        return f"the learner trains on {counted(wanted, 'group')}{heard}"
+        silence = ""
+        if broker.silent_s > LONG_S:
+            silence = f", last report {duration(broker.silent_s)} ago"
+        return f"the learner trains on {counted(wanted, 'group')}{silence}"
     dropped = 0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
     more = f", {dropped} dropped" if dropped > 0 else ""
     return f"the learner waits for groups: {broker.batch} of {wanted} are in{more}"
@@ -141,18 +141,16 @@ def _tickets(broker: BrokerStatus) -> Sequence[str]:
     elif queue.waiting or queue.leased:
         sentences.append(f"actors hold {counted(queue.leased, 'ticket')}; queued: {queue.waiting}")
     if broker.unread:
-        sentences.append(f"not read by the learner yet: {counted(broker.unread, 'message')} of the group log")
+        messages = counted(broker.unread, "message")
+        sentences.append(f"the learner has yet to read {messages} of the group log")
     return sentences
 
 
 def _actors(broker: BrokerStatus) -> Sequence[str]:
     sentences = []
     if broker.queue.idle and not broker.queue.waiting:
-        sentences.append(f"{counted(broker.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
+        actors = counted(broker.queue.idle, "actor")
+        sentences.append(f"{actors} with free slots: no tickets until the learner's next step")
     if broker.log.full:
         sentences.append("the group log is full: actors wait to publish until the learner has read and saved")
     return sentences
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.observe.troubles import DETAILS, NO_TROUBLE, TROUBLES, TroubleReader, collect
 from horizonrl.ops.rundir.logfiles import shorten
+from horizonrl.ops.rundir.troubles import DETAILS, NO_TROUBLE, TROUBLES, TroubleReader, collect
 from tests.ops.runs import write_log
 
 ROOT = Path(__file__).parents[3]
@@ -52,7 +52,7 @@ def test_a_part_that_ended_is_looked_for_in_its_own_log(config: RunConfig) -> No
     write_log(config, "learner", "service_opened", 1.0)
     write_log(config, "console", "part_ended", 2.0, part="learner", code=-9)
     (trouble,) = collect(TroubleReader(config.run_dir / "logs").events())
-    assert (str(trouble), trouble.log_file.name) == ("learner ended and was started again", "learner.log")
+    assert (str(trouble), trouble.log_file.name) == ("learner: ended and was started again", "learner.log")
 
 
 def test_a_log_that_began_anew_is_read_from_there_and_its_writer_goes_on(config: RunConfig) -> None:

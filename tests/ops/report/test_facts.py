@@ -6,19 +6,10 @@ from typing import Any
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.rundir.curves import MAX_POINTS, curves
-from horizonrl.ops.rundir.summary import (
-    Files,
-    decisions,
-    draws,
-    ends,
-    facts,
-    headline,
-    held_out,
-    notices,
-    state,
-    ticket_accounts,
-)
+from horizonrl.ops.report.curves import MAX_POINTS, curves
+from horizonrl.ops.report.facts import decisions, draws, facts, headline, notices, ticket_accounts
+from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.view import RunView
 from tests.ops.report.runs import run_config
 
 
@@ -30,6 +21,10 @@ def config(run_dir: Path) -> RunConfig:
 @pytest.fixture
 def files(run_dir: Path) -> Files:
     return Files.read(run_dir)
+
+
+def shown_facts(config: RunConfig, files: Files) -> dict[str, Any]:
+    return facts(RunView(config.run.name, config, files=files), config)
 
 
 def test_curves_have_each_step_the_whole_and_each_environment(files: Files) -> None:
@@ -88,26 +83,36 @@ def test_draws_have_their_shares_at_first_and_now(files: Files) -> None:
     ]
 
 
-def test_an_end_is_told_of_every_ticket(files: Files) -> None:
-    shown = ends(files)
-    assert shown["train-00000006"] == ("dropped: zero_variance", 1)
-    assert shown["train-00000007"] == ("trained into version 1", 1)
-    assert shown["eval-00000003"] == ("evaluation of version 3", 3)
+def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(run_dir: Path, files: Files) -> None:
+    """The test run evaluates versions 0, 3 and 6."""
+
+    def first_tile(files: Files, *overrides: str) -> tuple[str, float, str]:
+        config = run_config(run_dir.parent, *overrides)
+        tile = headline(RunView("small", config, files=files))[0]
+        return tile["label"], tile["value"], tile["note"].replace("\xa0", " ")
+
+    rl = ("Success after RL", 30 / 64, "held-out; 16 % before training (95 % CI 35-59)")
+    assert first_tile(files) == rl
+    taught = [dict(line) | {"phase": "imitation" if line["step"] <= 3 else "rl"} for line in files.metrics]
+    both = replace(files, metrics=taught)
+    assert first_tile(both)[2] == "held-out; 16 % before training, 31 % after imitation (95 % CI 35-59)"
+    assert first_tile(both, "--rl.steps=9")[0] == "Success after 3 RL steps"
+    fell = replace(files, evals=[line | {"version": 6 - line["version"]} for line in reversed(files.evals)])
+    assert first_tile(fell)[2] == "held-out; 47 % before training (95 % CI 9-26); best, version 0: 47 %"
+    assert first_tile(replace(files, evals=files.evals[:1]))[2] == "held-out (95 % CI 9-26)"
 
 
-def test_the_headline_has_the_held_out_success_with_where_it_began_and_how_sure_it_is(files: Files) -> None:
-    first = headline(files)[0]
-    assert (first["label"], first["value"]) == ("Success of version 6", 30 / 64)
-    assert first["note"].replace("\xa0", " ") == "held-out, up from 16 % (95 % CI 35-59)"
-    fell = held_out([*reversed(files.evals)]).replace("\xa0", " ")
-    assert fell == "held-out, down from 47 % (95 % CI 9-26); best, version 6: 47 %"
-    assert held_out(files.evals[:1]).replace("\xa0", " ") == "held-out (95 % CI 9-26)"
+def test_the_curve_of_success_names_the_turning_points(config: RunConfig, files: Files) -> None:
+    (success, *_) = shown_facts(config, files)["curves"]
+    labels = [point["label"] for point in success["evaluations"]]
+    assert labels == ["16 % before training", None, "47 % after RL"]
 
 
 def test_demonstrations_are_in_no_number_of_the_policy(taught_run: Path) -> None:
     taught = Files.read(taught_run)
     rl = taught.rl
-    shown = {one["label"]: (one["value"], one["note"]) for one in headline(taught)}
+    view = RunView("taught", files=taught)
+    shown = {one["label"]: (one["value"], one["note"]) for one in headline(view)}
     assert shown["Episodes in RL"][0] == 96 == sum(line["episodes"] for line in rl)
     generated = sum(line["generated_tokens"] for line in rl)
     assert shown["Tokens generated in RL"] == (generated, "400 trained in RL")
@@ -150,12 +155,13 @@ def test_what_a_run_has_not_got_is_said(
     shown = " ".join(notices(config, fewer))
     for word in words:
         assert word in shown
-    assert not state(config, fewer)["finished"]
-    json.dumps(facts(config, fewer), allow_nan=False)
+    page = shown_facts(config, fewer)
+    assert not page["state"]["finished"]
+    json.dumps(page, allow_nan=False)
 
 
 def test_a_step_without_metrics_is_one_that_was_killed(config: RunConfig, files: Files) -> None:
-    assert "1 step of the ledger" in notices(config, replace(files, metrics=files.metrics[:-1]))[0]
+    assert "1 step of the ledger" in next(notices(config, replace(files, metrics=files.metrics[:-1])))
 
 
 def test_a_horizon_that_shrinks_is_first_consumed_by_a_step_that_has_shrunk(run_dir: Path, files: Files) -> None:
@@ -169,15 +175,15 @@ def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypat
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
     config = run_config(run_dir.parent, "--broker.url=nats://host:4222", "--broker.nats.user=me")
     assert config.broker.nats.password is not None
-    shown = facts(config, files)["config"]
+    shown = shown_facts(config, files)["config"]
     assert "hunter2" not in shown
     assert "host:4222" in shown
 
 
 def test_the_tenths_by_duration_stand_beside_the_accounts(config: RunConfig, files: Files) -> None:
-    assert facts(config, files)["selection"] == [], "an actor that does not say when it played"
+    assert shown_facts(config, files)["selection"] == [], "an actor that does not say when it played"
     durations = {"trained": [float(second) for second in range(1, 10)], "stale": [30.0]}
     lines = [*files.metrics[:-1], dict(files.metrics[-1]) | {"durations": durations}]
-    shown = facts(config, replace(files, metrics=lines))["selection"]
+    shown = shown_facts(config, replace(files, metrics=lines))["selection"]
     assert [tenth["share"] for tenth in shown] == [1.0] * 9 + [0.0]
     assert shown[-1] == {"low_s": 30.0, "high_s": 30.0, "trained": 0, "alike": 0, "refused": 1, "share": 0.0}
