@@ -123,7 +123,8 @@ def test_the_python_api() -> None:
         f"config: {schema}{config}, name: str | None = None) -> {api}programs.RunningCommand",
         "train": f"(config: {schema}{config}) -> {api}run.{run}",
     }
-    run_members = "config episodes evaluate evaluations export finished follow ledger metrics report step".split()
+    run_members = "config episodes evaluate evaluations export finished follow gain ledger metrics report".split()
+    run_members += ["stages", "step"]
     assert {name: members(functions[name]) for name in API_CLASSES} == {
         "Evaluation": ["episodes", "results", "rows"],
         "LiveRun": sorted([*run_members, "running", "stop", "wait"]),
