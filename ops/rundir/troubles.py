@@ -79,7 +79,6 @@ TROUBLES = {
     "run_restored": "the run went back, as after restoring a backup; following it",
     "run_settings_restored": "the broker had lost the recipe, which was published again",
     "served_environment_not_closed": "an environment that it serves could not be closed",
-    "server_ended": "a server of the cluster ended and is started again",
     "server_not_started": "the broker could not be started; trying once more",
     "state_defaced": "a key of the run's state holds no valid record",
     "stop_overdue": "did not stop in time",

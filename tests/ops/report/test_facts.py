@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import AdaptiveHorizon
 from horizonrl.ops.report.curves import MAX_POINTS, curves
 from horizonrl.ops.report.facts import decisions, draws, facts, headline, notices, ticket_accounts
 from horizonrl.ops.rundir.files import Files
@@ -61,10 +62,10 @@ def test_decisions_name_the_step_that_they_began_with(config: RunConfig, files: 
 
 
 def test_adaptive_decisions_come_from_the_run(config: RunConfig, files: Files) -> None:
-    horizon = config.horizon.model_copy(update={"kind": "adaptive"})
     growth = {"env_id": "parity", "phase_step": 2, "from_turns": 4, "to_turns": 8, "reason": "40% cut"}
     lines = [dict(line) | {"growths": [growth] if line["step"] == 2 else []} for line in files.metrics]
-    (made,) = decisions(config.model_copy(update={"horizon": horizon}), replace(files, metrics=lines))
+    adaptive = config.model_copy(update={"horizon": AdaptiveHorizon(kind="adaptive", horizons=(4, 8))})
+    (made,) = decisions(adaptive, replace(files, metrics=lines))
     assert (made["reason"], made["step"], made["first_step"]) == ("40% cut", 2, 4)
 
 
