@@ -21,7 +21,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from horizonrl.common.config.section import by_kind, sections_of
+from horizonrl.common.config.section import Own, as_kind, by_kind, sections_of
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.run_dir import CONFIG
 
@@ -96,11 +96,14 @@ def _keys_of_former_kind(annotation: Any, lower: dict[str, Any], upper: dict[str
     """Return the keys of the lower source's kind that mean nothing, or something else, under that of the upper one."""
     kinds = by_kind(annotation)
     kind = lower.get("kind", next(iter(kinds), ""))
-    before, after = kinds.get(str(kind)), kinds.get(str(upper.get("kind", kind)))
+    upper_kind = upper.get("kind", kind)
+    before, after = kinds.get(as_kind(kind)), kinds.get(as_kind(upper_kind))
     if before is None or after is None:
         return set()
     # The same key of two kinds, such as `cap`, may bound another quantity in each; the common base has one meaning.
     base = next(base for base in before.__mro__ if issubclass(after, base) and issubclass(base, BaseModel))
+    if kind != upper_kind and issubclass(before, Own):
+        return set(lower) - set(base.model_fields)
     return set(before.model_fields) - set(base.model_fields)
 
 

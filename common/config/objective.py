@@ -8,7 +8,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from horizonrl.common.config.section import AboveZero, Band, ByKind, NotNegative, Positive, Section, Share
+from horizonrl.common.config.section import (
+    AboveZero,
+    Band,
+    ByKind,
+    NotNegative,
+    Own,
+    OwnKind,
+    Positive,
+    Section,
+    Share,
+)
 
 
 class AdvantageSection(Section):
@@ -23,7 +33,8 @@ class AdvantageSection(Section):
     @property
     def group_relative(self) -> bool:
         """Whether episodes are compared with their siblings, so that a group of equal returns teaches nothing."""
-        return self.kind in ("grpo", "dr_grpo", "rloo", "maxrl", "otb", "reinforce_pp_baseline", "dpo")
+        compared = ("grpo", "dr_grpo", "rloo", "maxrl", "otb", "reinforce_pp_baseline", "dpo")
+        return self.kind in compared or isinstance(self, OwnAdvantage)
 
     @property
     def needs_critic(self) -> bool:
@@ -122,6 +133,10 @@ class DpoAdvantage(AdvantageSection):
     """β: penalty for leaving the reference."""
 
 
+class OwnAdvantage(CreditedAdvantage, Own):
+    kind: OwnKind
+
+
 Advantage = Annotated[
     GrpoAdvantage
     | TurnAdvantage
@@ -129,7 +144,8 @@ Advantage = Annotated[
     | ReinforcePpAdvantage
     | GaeAdvantage
     | VtraceAdvantage
-    | DpoAdvantage,
+    | DpoAdvantage
+    | OwnAdvantage,
     ByKind("grpo"),
 ]
 
@@ -137,7 +153,7 @@ Advantage = Annotated[
 class RewardSection(Section):
     """What becomes of an environment's rewards before they are compared. Reports show them as they came."""
 
-    kind: Literal["environment", "success"] = "environment"
+    kind: str
     """Rewards to train on. environment: those of the turns. success: only 1 at the end of a solved episode."""
     turn_cost: NotNegative = 0.0
     """Cost subtracted from each turn's reward."""
@@ -163,6 +179,17 @@ class RewardSection(Section):
                 "give the band too, or leave the cost out"
             )
         return self
+
+
+class EnvironmentReward(RewardSection):
+    kind: Literal["environment", "success"] = "environment"
+
+
+class OwnReward(RewardSection, Own):
+    kind: OwnKind
+
+
+Reward = Annotated[EnvironmentReward | OwnReward, ByKind("environment")]
 
 
 class LossSection(Section):
@@ -259,7 +286,14 @@ class ReinforceLoss(LossSection):
     kind: Literal["reinforce"] = "reinforce"
 
 
-Loss = Annotated[PpoLoss | DecoupledPpoLoss | DppoLoss | CispoLoss | GspoLoss | ReinforceLoss, ByKind("ppo")]
+class OwnLoss(LossSection, Own):
+    kind: OwnKind
+
+
+Loss = Annotated[
+    PpoLoss | DecoupledPpoLoss | DppoLoss | CispoLoss | GspoLoss | ReinforceLoss | OwnLoss,
+    ByKind("ppo"),
+]
 
 
 class CorrectionSection(Section):
@@ -318,7 +352,14 @@ class NoCorrection(CorrectionSection):
     kind: None = None
 
 
-Correction = Annotated[TokenCorrection | SequenceCorrection | IcepopCorrection | NoCorrection, ByKind("auto")]
+class OwnCorrection(CorrectionSection, Own):
+    kind: OwnKind
+
+
+Correction = Annotated[
+    TokenCorrection | SequenceCorrection | IcepopCorrection | NoCorrection | OwnCorrection,
+    ByKind("auto"),
+]
 
 
 class ReferenceSection(Section):
@@ -335,7 +376,7 @@ class ReferenceSection(Section):
 class Objective(Section):
     """What a step optimises."""
 
-    reward: RewardSection = RewardSection()
+    reward: Reward = EnvironmentReward()
     advantage: Advantage = GrpoAdvantage()
     loss: Loss = PpoLoss()
     correction: Correction = TokenCorrection()
@@ -408,6 +449,7 @@ class Objective(Section):
             "return": "clones what earned: a loss without a trust region would push an episode away without end",
         }
         may_be_negative = {
+            f"reward.kind {reward.kind}": isinstance(reward, OwnReward),
             "reward.turn_cost": reward.turn_cost > 0,
             "reward.overlong_band": reward.overlong_band is not None,
             "reward.normalisation": reward.normalisation is not None and not advantage.group_relative,

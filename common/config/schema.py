@@ -20,12 +20,13 @@ from horizonrl.common.config.nats import NatsSection, refuse_moved_keys
 from horizonrl.common.config.objective import (
     Advantage,
     Correction,
+    EnvironmentReward,
     GrpoAdvantage,
     Loss,
     Objective,
     PpoLoss,
     ReferenceSection,
-    RewardSection,
+    Reward,
     TokenCorrection,
 )
 from horizonrl.common.config.rates import refuse_senseless
@@ -204,7 +205,7 @@ class RunConfig(RunSchedule, BaseSettings):
     curriculum: CurriculumSection = CurriculumSection()
     imitation: ImitationSection = ImitationSection()
     rl: RlSection = RlSection()
-    reward: RewardSection = RewardSection()
+    reward: Reward = EnvironmentReward()
     advantage: Advantage = GrpoAdvantage()
     loss: Loss = PpoLoss()
     correction: Correction = TokenCorrection()

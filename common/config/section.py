@@ -3,7 +3,9 @@
 A section with kinds is a union of classes, one for each set of keys: `Annotated[PpoLoss | GspoLoss, ByKind("ppo")]`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, get_args
 
 from pydantic import (
@@ -50,6 +52,20 @@ class Section(BaseModel):
         return given
 
 
+OWN_KIND = "MODULE:FUNCTION"
+OwnKind = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+
+
+class Own(Section):
+    """A kind that is a function of another package, which takes the keys that HorizonRL does not know as options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return MappingProxyType(self.model_extra or {})
+
+
 @dataclass(frozen=True, slots=True)
 class ByKind:
     """Annotation of a union of sections whose key `kind` chooses the class; `default` stands for a missing kind."""
@@ -62,7 +78,7 @@ class ByKind:
 
     def _kind(self, given: Any) -> str:
         kind = given.get("kind", self.default) if isinstance(given, dict) else getattr(given, "kind", self.default)
-        return "none" if kind is None else str(kind)
+        return as_kind(kind)
 
 
 def sections_of(annotation: Any) -> list[type[Section]]:
@@ -73,8 +89,14 @@ def sections_of(annotation: Any) -> list[type[Section]]:
 
 def kinds_of(section: type[Section]) -> list[str]:
     """Return the kinds that have the keys of a class."""
-    kinds = get_args(section.model_fields["kind"].annotation) or (None,)
-    return ["none" if kind is None else kind for kind in kinds]
+    if issubclass(section, Own):
+        return [OWN_KIND]
+    return [as_kind(kind) for kind in get_args(section.model_fields["kind"].annotation) or (None,)]
+
+
+def as_kind(kind: Any) -> str:
+    """Return the name under which `by_kind` has a value of the key `kind`."""
+    return "none" if kind is None else OWN_KIND if ":" in str(kind) else str(kind)
 
 
 def by_kind(annotation: Any) -> dict[str, type[Section]]:

@@ -180,8 +180,8 @@ class EvalSection(Section):
 
 class LearnerSection(Section):
     backend: str = "deepspeed"
-    """`deepspeed`, `torch` (one process), or `hash` (trains nothing, for tests with scripted actors). A run may change
-    between the first two."""
+    """`deepspeed`, `torch` (one process), `hash` (trains nothing, for tests with scripted actors), or `MODULE:FUNCTION`
+    of another package. A run may change between the first two."""
     ranks: Positive = 1
     """Learner processes per machine, the same on all. On GPUs, use one per GPU."""
     nodes: Positive = 1

@@ -26,11 +26,13 @@ from horizonrl.common.config.objective import (
     GaeAdvantage,
     GrpoAdvantage,
     Objective,
+    OwnAdvantage,
     ReinforcePpAdvantage,
     VtraceAdvantage,
 )
 from horizonrl.learner.algorithm.batch import Trace, by_episode
 from horizonrl.learner.algorithm.credit import by_state, optimal_token_baseline, to_go
+from horizonrl.learner.algorithm.own import own_comparison
 from horizonrl.learner.algorithm.reward import STD_FLOOR
 
 Floats = NDArray[np.float64]
@@ -285,6 +287,8 @@ def _estimated(group: Sequence[ScoredEpisode], settings: AdvantageSection) -> li
             return _dpo(group, settings.beta)
         case _ if settings.kind == "otb":
             return _otb(group, settings)
+        case OwnAdvantage():
+            return _compared(group, own_comparison(settings), settings)
         case _:
             return _compared(group, COMPARISONS[settings.kind], settings)
 

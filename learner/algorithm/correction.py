@@ -11,9 +11,11 @@ from torch import Tensor
 from horizonrl.common.config.objective import (
     CorrectionSection,
     IcepopCorrection,
+    OwnCorrection,
     SequenceCorrection,
     TokenCorrection,
 )
+from horizonrl.learner.algorithm.own import own_weights
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log r|: exp must stay finite in float32, because infinity times a zero gradient is NaN."""
@@ -29,6 +31,8 @@ def weights(log_ratio_N: Tensor, episodes_N: Tensor, correction: CorrectionSecti
             return sequence_truncation(log_ratio_N, episodes_N, correction.cap)
         case IcepopCorrection():
             return icepop(log_ratio_N, correction.band)
+        case OwnCorrection():
+            return own_weights(log_ratio_N, episodes_N, correction)
         # So it is for every loss whose ratio is π/μ: a weight would count the difference from μ twice.
         case _:
             return torch.ones_like(log_ratio_N)

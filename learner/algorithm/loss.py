@@ -5,8 +5,8 @@ one micro-batch; observation and padding tokens are not among them.
 
 μ is the behaviour policy, whose log-probability was recorded when the token was sampled; π the policy in training. The
 ratio r = π/μ already accounts for staleness and for the difference of two engines, so no further importance weight is
-multiplied onto it: `correction.py` weighs only `reinforce` and `decoupled_ppo`. To add a kind, write its function, and
-its `_clipped` if it has a trust region, and name both in `LOSSES`.
+multiplied onto it: `correction.py` weighs only `reinforce` and `decoupled_ppo`. To add a kind, write its section, its
+function, and its `_clipped` if it has a trust region, and name both in `LOSSES`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,9 +25,11 @@ from horizonrl.common.config.objective import (
     GspoLoss,
     LossSection,
     Objective,
+    OwnLoss,
     PpoLoss,
 )
 from horizonrl.learner.algorithm.correction import LOG_RATIO_BOUND, episode_mean, kept, ratio, weights
+from horizonrl.learner.algorithm.own import own_loss
 
 Weigh = Callable[[Tensor], Tensor]
 """Gives each token the correction's weight, from the logarithm of its ratio."""
@@ -193,7 +195,8 @@ LOSSES: Mapping[str, tuple[LossRule, ClipRule]] = {
 def policy_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return each token's loss by the objective's kind; 0 where a mask drops the token."""
     weigh = partial(weights, episodes_N=inputs.episodes_N, correction=objective.weight)
-    loss_N = LOSSES[objective.loss.kind][0](logprobs_N, inputs, objective.loss, weigh)
+    rule, _ = _rules(objective.loss)
+    loss_N = rule(logprobs_N, inputs, objective.loss, weigh)
     kept_N = _kept(logprobs_N, inputs, objective)
     # A token that is dropped here still counts in the normalisation, so a mask does not raise the weight of the others.
     return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0)
@@ -201,9 +204,16 @@ def policy_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) ->
 
 def policy_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return the tokens that the trust region clips or a mask drops."""
-    clipped_N = LOSSES[objective.loss.kind][1](logprobs_N, inputs, objective.loss)
+    _, clip = _rules(objective.loss)
+    clipped_N = clip(logprobs_N, inputs, objective.loss)
     kept_N = _kept(logprobs_N, inputs, objective)
     return clipped_N if kept_N is None else clipped_N | ~kept_N
+
+
+def _rules(loss: LossSection) -> tuple[LossRule, ClipRule]:
+    if isinstance(loss, OwnLoss):
+        return (lambda logprobs_N, inputs, own, weigh: own_loss(logprobs_N, inputs, own)[0]), never_clipped
+    return LOSSES[loss.kind]
 
 
 def importance(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:

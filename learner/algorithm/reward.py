@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from horizonrl.common.config.objective import AdvantageSection, RewardSection
+from horizonrl.common.config.objective import AdvantageSection, OwnReward, RewardSection
 from horizonrl.common.types import Episode, Group, Kind
+from horizonrl.learner.algorithm.own import own_rewards
 
 STD_FLOOR = 1e-6
 """Added to a standard deviation, so that equal values give zeros instead of NaN. Below it, values count as equal."""
@@ -22,7 +23,9 @@ EpisodeRewards = list[float]
 def shaped(episode: Episode, settings: RewardSection) -> EpisodeRewards:
     """Return the episode's rewards of the kind wanted, less the cost of its turns and the punishment of its length."""
     rewards = [turn.reward for turn in episode.turns]
-    if settings.kind == "success":
+    if isinstance(settings, OwnReward):
+        rewards = own_rewards(episode, settings)
+    elif settings.kind == "success":
         rewards = [0.0] * (len(rewards) - 1) + [float(episode.success)]
     if settings.turn_cost:
         rewards = [reward - settings.turn_cost for reward in rewards]

@@ -84,6 +84,8 @@ class StepStats:
     compute_s: float
     updates: int = 1
     """Optimizer updates that were made. `loss.kl_max` may leave some out."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What a loss of another package measures, as means over the tokens with a behaviour policy."""
 
 
 class Engine(Protocol):

@@ -11,8 +11,8 @@ Axes: N the trained tokens of one trace, or of one micro-batch.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
-from operator import add
+from dataclasses import astuple, dataclass, fields, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from horizonrl.common.config.objective import LossSection, Objective
+from horizonrl.common.config.objective import LossSection, Objective, OwnLoss
 from horizonrl.learner.algorithm.advantage import Estimate, Scores, estimates
 from horizonrl.learner.algorithm.batch import Batch, Trace, by_episode
 from horizonrl.learner.algorithm.loss import (
@@ -33,6 +33,7 @@ from horizonrl.learner.algorithm.loss import (
     policy_clipped,
     policy_loss,
 )
+from horizonrl.learner.algorithm.own import own_loss
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine.model.model import ScorerOutput
 from horizonrl.learner.engine.model.packing import MicroBatch
@@ -210,10 +211,14 @@ class LossStats:
     """Not a sum but the logarithm of the largest Π r, to which both products are relative."""
     importance_max: float = 0.0
     """Not a sum but the largest."""
+    own: tuple[float, ...] = ()
+    """The named numbers of a loss of another package, over the compared tokens."""
 
     def __add__(self, other: "LossStats") -> "LossStats":
         log_max = max(self.log_product_max, other.log_product_max)
-        added = LossStats(*map(add, astuple(self._relative_to(log_max)), astuple(other._relative_to(log_max))))
+        rows = (self._relative_to(log_max).row(), other._relative_to(log_max).row())
+        # The sum begins with one that has no numbers.
+        added = LossStats.read([sum(pair) for pair in zip_longest(*rows, fillvalue=0.0)])
         largest = max(self.importance_max, other.importance_max)
         return replace(added, importance_max=largest, log_product_max=log_max)
 
@@ -221,10 +226,20 @@ class LossStats:
         factor = math.exp(self.log_product_max - log_max) if self.episodes else 0.0
         return replace(self, product=self.product * factor, product_squared=self.product_squared * factor**2)
 
+    def row(self) -> list[float]:
+        """Return the sums as one row, which `read` takes."""
+        *sums, own = astuple(self)
+        return [*sums, *own]
+
+    @staticmethod
+    def read(row: Sequence[float]) -> "LossStats":
+        own = len(fields(LossStats)) - 1
+        return LossStats(*row[:own], own=tuple(row[own:]))
+
     @staticmethod
     def total(rows: Sequence[Tensor]) -> "LossStats":
         """Add up what `loss_stats` returned for micro-batches, with one transfer from the device."""
-        return sum((LossStats(*row) for row in torch.stack([*rows]).tolist()), LossStats())
+        return sum((LossStats.read(row) for row in torch.stack([*rows]).tolist()), LossStats())
 
     @property
     def ess(self) -> float:
@@ -268,7 +283,12 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
     columns += [(~inputs.targets_N.isnan()).to(loss_N.dtype), critic_error(output, inputs).square()]
     columns += [_moving(output, inputs, objective)]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
-    return torch.stack([column.detach().double().sum() for column in (*columns, log_max, largest)])
+    numbers: list[Tensor] = []
+    if isinstance(objective.loss, OwnLoss):
+        numbers = [*own_loss(output.logprobs_N, inputs, objective.loss)[1].values()]
+    own = [number_N * compared_N for number_N in numbers]
+    columns += [log_max, largest, *own]
+    return torch.stack([column.detach().double().sum() for column in columns])
 
 
 def _moving(output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
@@ -289,8 +309,32 @@ def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Tenso
     return torch.where(counted_E, sums_E, -math.inf), counted_E
 
 
+def two_tokens() -> tuple[Tensor, LossInputs]:
+    """Return the logprobs and inputs of two tokens of one episode, to try a loss with."""
+    zeros_N, ones_N = torch.zeros(2), torch.ones(2)
+    inputs = LossInputs(
+        logprobs_N=-ones_N,
+        advantages_N=torch.tensor([1.0, -1.0]),
+        lags_N=zeros_N.int(),
+        episodes_N=zeros_N.long(),
+        demo_N=zeros_N.bool(),
+        scales_N=ones_N,
+        proximal_N=-ones_N,
+        reference_N=-ones_N,
+        targets_N=zeros_N,
+        episodes=1,
+    )
+    return -ones_N, inputs
+
+
 def step_stats(
-    stats: LossStats, updates: int, grad_norm: float, lr: float, compute_s: float, has_reference: bool
+    stats: LossStats,
+    updates: int,
+    grad_norm: float,
+    lr: float,
+    compute_s: float,
+    has_reference: bool,
+    names: Sequence[str] = (),
 ) -> StepStats:
     """Return what a batch measured, from the sums over its updates."""
     return StepStats(
@@ -310,4 +354,5 @@ def step_stats(
         trained_tokens=int(stats.tokens),
         compute_s=compute_s,
         updates=updates,
+        numbers={name: mean(total, stats.compared) for name, total in zip(names, stats.own, strict=True)},
     )

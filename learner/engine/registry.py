@@ -11,6 +11,7 @@ from typing import cast
 
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import ConfigError, did_you_mean
+from horizonrl.common.plugins import load_function
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 
 BACKENDS: Mapping[str, str] = {
@@ -40,11 +41,19 @@ def make_engine(settings: EngineSettings) -> RankEngine:
     Raises ConfigError for an unknown name, MissingDependency if a package of the backend is not installed.
     """
     _require_known(settings.backend)
-    module, _, function = BACKENDS[settings.backend].partition(":")
-    start = cast(Callable[[EngineSettings], RankEngine], getattr(import_module(module), function))
+    if settings.backend in BACKENDS:
+        module, _, function = BACKENDS[settings.backend].partition(":")
+        start = cast(Callable[[EngineSettings], RankEngine], getattr(import_module(module), function))
+    else:
+        start = load_function("learner.backend", settings.backend, "settings")
     return start(settings)
 
 
 def _require_known(name: str) -> None:
-    if name not in BACKENDS:
-        raise ConfigError(f"learner.backend is {name!r}: choose {', '.join(BACKENDS)}{did_you_mean(name, BACKENDS)}")
+    if ":" in name:
+        load_function("learner.backend", name, "settings")
+    elif name not in BACKENDS:
+        raise ConfigError(
+            f"learner.backend is {name!r}: choose {', '.join(BACKENDS)}, or MODULE:FUNCTION of an installed package"
+            f"{did_you_mean(name, BACKENDS)}"
+        )

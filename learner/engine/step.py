@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
@@ -33,6 +33,7 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.model_dir import weight_files
 from horizonrl.learner.algorithm.advantage import Scores
 from horizonrl.learner.algorithm.batch import Batch, Trace
+from horizonrl.learner.algorithm.own import number_names
 from horizonrl.learner.engine.api import EngineSettings, StepStats
 from horizonrl.learner.engine.backends.api import Backend
 from horizonrl.learner.engine.checkpoint.shards import (
@@ -59,6 +60,7 @@ from horizonrl.learner.engine.objective import (
     mean,
     step_stats,
     token_loss,
+    two_tokens,
 )
 from horizonrl.learner.engine.transfer import to_device
 
@@ -76,6 +78,7 @@ class PolicyGradientEngine:
         self._settings = settings
         self._backend = backend
         self.rank, self.ranks = backend.rank, backend.ranks
+        self._number_names = number_names(settings.objective, two_tokens)
         lm: Any = backend.scorer.lm
         self.vocabulary: int = lm.get_input_embeddings().num_embeddings
         self._base: dict[str, str] = {}
@@ -130,6 +133,7 @@ class PolicyGradientEngine:
             lr=mean(sum(rates), len(rates)),
             compute_s=time.perf_counter() - started,
             has_reference=objective.needs_reference,
+            names=self._number_names,
         )
 
     @torch.no_grad()
@@ -382,8 +386,8 @@ class PolicyGradientEngine:
 
     def _total(self, own_stats: LossStats) -> LossStats:
         """Add up the statistics of all ranks, in rank order, so that every rank gets the same bits."""
-        row = torch.tensor(astuple(own_stats), dtype=torch.float64, device=self._backend.device)
-        return sum((LossStats(*other.tolist()) for other in self._backend.all_gather(row)), LossStats())
+        row = torch.tensor(own_stats.row(), dtype=torch.float64, device=self._backend.device)
+        return sum((LossStats.read(other.tolist()) for other in self._backend.all_gather(row)), LossStats())
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the policy's weights under their Hugging Face names; adapters are merged into theirs."""

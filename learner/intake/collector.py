@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from horizonrl.broker.codec import PACKED
 from horizonrl.broker.groups import DeadLetter, Entry
-from horizonrl.common.config.objective import AdvantageSection, GrpoAdvantage, RewardSection
+from horizonrl.common.config.objective import AdvantageSection, EnvironmentReward, GrpoAdvantage, RewardSection
 from horizonrl.common.types import (
     MAX_SPANS,
     TRAINED,
@@ -55,7 +55,7 @@ class Rules:
     """Number of token ids. This model cannot have sampled an id at or above it."""
     max_context_tokens: int
     advantage: AdvantageSection = field(default_factory=GrpoAdvantage)
-    reward: RewardSection = field(default_factory=RewardSection)
+    reward: RewardSection = field(default_factory=EnvironmentReward)
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Factor of an environment's loss, by id; 1 where there is none."""
     demo_weight: float = 1.0

@@ -111,8 +111,11 @@ def metrics_line(
         "step_s": times.step_s,
         "wait_s": times.wait_s,
     }
-    measured = {key: value for key, value in asdict(stats).items() if key not in ("trained_tokens", "compute_s")}
+    apart = ("trained_tokens", "compute_s", "numbers")
+    measured = {key: value for key, value in asdict(stats).items() if key not in apart}
     # JSON has no NaN, which is how the engine says that there was nothing to measure.
+    numbers = {name: value if np.isfinite(value) else None for name, value in stats.numbers.items()}
+    line |= {"numbers": numbers} if numbers else {}
     return line | {key: value if np.isfinite(value) else None for key, value in measured.items()}
 
 

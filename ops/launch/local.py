@@ -25,6 +25,7 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.processes import Child, horizonrl_command
 from horizonrl.common.run_dir import ADDRESS, REPORT
 from horizonrl.envs import registry
+from horizonrl.learner.algorithm.own import require_functions
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
 from horizonrl.learner.controller.yields import followed_categories
 from horizonrl.learner.engine.registry import require_backend
@@ -92,6 +93,7 @@ def _try_environments(config: RunConfig) -> None:
             "actor.engine to vllm"
         )
     require_backend(config.learner)
+    require_functions(config.objective)
     sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states)
     if config.curriculum.kind == "adaptive":
         followed_categories(sources)

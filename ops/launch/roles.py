@@ -97,6 +97,7 @@ def _controller(config: RunConfig, service: Service) -> Callable[[], Awaitable[N
 
 
 def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
+    from horizonrl.learner.algorithm.own import require_functions
     from horizonrl.learner.engine.registry import require_backend
     from horizonrl.learner.loop.disk import require_disk
     from horizonrl.learner.ranks.nodes import rendezvous
@@ -105,6 +106,7 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
     from horizonrl.ops.observe.trackers import require
 
     require_backend(config.learner)
+    require_functions(config.objective)
     leads = config.learner.node_rank == 0
     if leads:  # another machine needs the recipe and the model alone
         require(config.tracker.kind)

@@ -110,13 +110,14 @@ class Tracking:
 
 
 def metrics_values(line: Line) -> dict[str, float]:
-    """Return what is tracked of a step: `train/loss`, `train/success_rate`, `horizon/ENV`, `env/ENV/success_rate`.
+    """Return what is tracked of a step: `train/loss`, `train/success_rate`, `horizon/ENV`, `own/NUMBER`, and so on.
 
     In imitation all of it is under `imitation/`: the episodes are an expert's and not the policy's.
     """
     is_rl = line["phase"] == Phase.RL.value
     prefix = "" if is_rl else "imitation/"
     values = numbers(line, "train" if is_rl else "imitation") | numbers(line["horizons"], f"{prefix}horizon")
+    values |= numbers(line.get("numbers", {}), f"{prefix}own")
     for env, outcome in line["environments"].items():
         values |= numbers(outcome, f"{prefix}env/{env}")
     return values

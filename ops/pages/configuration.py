@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.config.section import Section, by_kind
+from horizonrl.common.config.section import OWN_KIND, Section, by_kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """\
@@ -79,6 +79,8 @@ def _section_with_kinds(name: str, choices: Sequence[dict[str, Any]], schema: di
 
 def _kinds(choice: dict[str, Any]) -> list[str]:
     kind = choice["properties"]["kind"]
+    if "pattern" in kind:
+        return [OWN_KIND]
     return ["none"] if kind.get("type") == "null" else kind.get("enum", [kind.get("const")])
 
 

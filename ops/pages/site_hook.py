@@ -22,7 +22,7 @@ OUTSIDE = {
     "examples/external-broker/README.md": "external-broker.md",
     "examples/own-environment/README.md": "own-environment.md",
     "examples/smolagents/README.md": "smolagents.md",
-    "examples/own-loss/README.md": "own-loss.md",
+    "examples/own-loss/README.md": "own-loss-example.md",
     "examples/evaluate-endpoint/README.md": "evaluate-endpoint.md",
     "examples/resume-elsewhere/README.md": "resume-elsewhere.md",
     "examples/actor-js/README.md": "actor-js.md",

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from horizonrl.common.quantities import QUANTITIES
@@ -99,7 +100,23 @@ def curves(lines: Sequence[Line], evals: Sequence[Line], stages: Sequence[Stage]
         for line in evals
     ]
     drawn[0] |= {"wide": True, "evaluations": points}
+    drawn += _own_curves(_rl(lines))
     return [curve for curve in drawn if curve["series"] or curve.get("evaluations")]
+
+
+def _own_curves(rl: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return a curve for each number that a loss of another package measures."""
+    names = dict.fromkeys(name for line in rl for name in line.get("numbers", {}))
+    shape = {"unit": "number", "axis": "mean over tokens", "high": None, "zero": False, "steps": False}
+    drawn = []
+    for name in names:
+        value = partial(_own_number, name)
+        drawn.append({"title": name, "series": [_series("mean", rl, value, mean)], **shape})
+    return [curve for curve in drawn if any(series["y"] for series in curve["series"])]
+
+
+def _own_number(name: str, line: Line) -> Any:
+    return line.get("numbers", {}).get(name)
 
 
 def _run_series(quantity: str, lines: Sequence[Line], envs: Sequence[str]) -> list[dict[str, Any]]:

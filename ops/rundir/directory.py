@@ -12,6 +12,7 @@ from typing import IO, Any
 import tomli_w
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.section import Own
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.locks import take_lock
 from horizonrl.common.run_dir import ADDRESS, CONFIG, TRAIN_LOCK
@@ -58,6 +59,9 @@ def public_config(config: RunConfig) -> dict[str, Any]:
         shown[section].pop(key)
     for section, key in (("actor", "vllm"), ("learner", "deepspeed")):
         shown[section][key] = _without_places(shown[section][key])
+    for name, section in config:
+        if isinstance(section, Own):
+            shown[name] |= _without_places(dict(section.options))
     if config.learner.rendezvous is not None:  # several machines need one
         shown["learner"]["rendezvous"] = "machine-0:29400"
     return shown

@@ -93,6 +93,7 @@ MetricsLine = create_model(
     environments=(dict[str, StepOutcome], {}),
     growths=(list[HorizonGrowth], []),
     curriculum=(list[DrawShare], []),
+    numbers=(dict[str, Number], {}),
     durations=(dict[str, list[float]], {}),
 )
 SHAPES: Mapping[str, type[Shape]] = {

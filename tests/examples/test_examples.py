@@ -1,7 +1,6 @@
 """Each example's README, run from top to bottom on real processes."""
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,33 +49,12 @@ def test_the_page_on_environments_shows_the_files_of_the_example() -> None:
     assert len(shown) == 3
 
 
-def test_a_patched_clone_trains_with_its_own_loss(copied: Copied, tmp_path: Path) -> None:
+def test_a_package_brings_a_loss_and_its_metric(copied: Copied) -> None:
     example = copied("own-loss")
-    packages = ("actors", "broker", "common", "envs", "learner", "ops")
-    for package in packages:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "__init__.py", tmp_path)
-    (tmp_path / "installed").mkdir()
-    (tmp_path / "installed/horizonrl").symlink_to(tmp_path)
-    example.environ["PYTHONPATH"] = str(tmp_path / "installed")
-    *commands, remove = example.commands
-    for command in commands:
-        example.run(command)
-    assert [line["step"] for line in example.lines("runs/own-loss")] == [1, 2]
-    assert 'kind = "spo"' in example.run("horizonrl config recipe.toml")
-    example.place = tmp_path
-    example.run(remove)
-    unchanged = [(tmp_path / file).read_bytes() == (ROOT / file).read_bytes() for file in patched()]
-    assert unchanged == [True, True]
-
-
-def patched() -> list[str]:
-    return re.findall(r"^\+\+\+ b/(\S+)$", (EXAMPLES / "own-loss/spo.patch").read_text(), re.MULTILINE)
-
-
-def test_the_page_of_the_loss_links_the_files_that_its_patch_changes() -> None:
-    page = (EXAMPLES / "own-loss/README.md").read_text()
-    assert re.findall(r"\]\(\.\./\.\./(\S+\.py)\)", page) == patched()
+    example.run_all()
+    lines = example.lines("runs/own-loss")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["numbers"]["spo_penalty"] >= 0 for line in lines)
 
 
 def test_an_endpoint_is_evaluated_as_the_page_shows(copied: Copied) -> None:

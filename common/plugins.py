@@ -1,0 +1,79 @@
+"""Functions of other packages that a recipe names as `MODULE:FUNCTION`; errors name their file and line."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
+
+
+def load_function(key: str, path: str, *parameters: str) -> Callable[..., Any]:
+    """Import the function that a key of the config names.
+
+    Raises ConfigError if there is none, if its module does not import, or if it cannot be called with `parameters`.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        with attributed(f"{key} = {path!r}", "cannot be imported", module_name):
+            module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key} is {path!r}, but this Python has no module {error.name!r}: pip install the package that has it"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        others = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
+        raise ConfigError(
+            f"{key} is {path!r}, but {module.__file__} has no function {name!r}{did_you_mean(name, others)}"
+        )
+    try:
+        inspect.signature(function).bind(*parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{key} is {path!r}, which is called as {name}({', '.join(parameters)}): {error} ({definition(function)})"
+        ) from None
+    return function  # type: ignore[no-any-return]
+
+
+@contextmanager
+def attributed(subject: str, trouble: str, module: str) -> Iterator[None]:
+    """Raise ConfigError, with the file and line of the package's code, for whatever that code raises in the body."""
+    try:
+        yield
+    except HorizonError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(_described(error, subject, trouble, module)) from error
+    except Exception as error:  # the boundary: the package may be anybody's
+        raise ConfigError(_described(error, subject, trouble, module)) from error
+
+
+def definition(function: Callable[..., Any]) -> str:
+    """Return `file:line` of a function."""
+    function = inspect.unwrap(function)
+    try:
+        return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+    except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
+        return f"module {function.__module__}"
+
+
+def _described(error: Exception, subject: str, trouble: str, module: str) -> str:
+    line = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _raised_at(error, module)
+    says = error.msg if isinstance(error, SyntaxError) else error
+    return f"{subject} {trouble}: {type(error).__name__}: {says} ({line})"
+
+
+def _raised_at(error: Exception, module: str) -> str:
+    """Return `file:line` of the last line of the package's code that ran, or the module if none did."""
+    package = module.partition(".")[0]
+    frames = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package
+    ]
+    return frames[-1] if frames else f"module {module}"

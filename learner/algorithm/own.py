@@ -1,0 +1,122 @@
+"""Losses, advantages, corrections and rewards of other packages, which a recipe names as `MODULE:FUNCTION`.
+
+Each is a pure function of arrays and of the section's other keys, `options`. What it returns is checked, so that an
+error names the function's file and line instead of showing as a run that learns nothing (docs/own-loss.md).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horizonrl.common.config.objective import (
+    Objective,
+    OwnAdvantage,
+    OwnCorrection,
+    OwnLoss,
+    OwnReward,
+)
+from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.plugins import attributed, definition, load_function
+from horizonrl.common.types import Episode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from horizonrl.learner.algorithm.loss import LossInputs
+
+PARAMETERS: Mapping[type, tuple[str, ...]] = {
+    OwnReward: ("reward.kind", "episode", "options"),
+    OwnAdvantage: ("advantage.kind", "returns_M", "options"),
+    OwnLoss: ("loss.kind", "logprobs_N", "inputs", "options"),
+    OwnCorrection: ("correction.kind", "log_ratio_N", "episodes_N", "options"),
+}
+"""The key that names each function, and what it is called with."""
+
+
+def require_functions(objective: Objective) -> None:
+    """Raise ConfigError unless each function that the objective names exists and takes what it is called with."""
+    for section in (objective.reward, objective.advantage, objective.loss, objective.correction):
+        if type(section) in PARAMETERS:
+            _load(type(section), str(section.kind))
+
+
+@cache
+def _load(section: type, path: str) -> Callable[..., Any]:
+    key, *parameters = PARAMETERS[section]
+    return load_function(key, path, *parameters)
+
+
+def own_rewards(episode: Episode, settings: OwnReward) -> list[float]:
+    """Return the reward of each turn: `function(episode, options)`."""
+    function = _load(OwnReward, settings.kind)
+    rewards = [float(reward) for reward in function(episode, settings.options)]
+    if len(rewards) != len(episode.turns) or not all(map(math.isfinite, rewards)):
+        raise RunFailed(
+            f"reward.kind {settings.kind} returned {rewards!r:.200} for an episode of {len(episode.turns)} turns: "
+            f"return a finite number for each turn ({definition(function)})"
+        )
+    return rewards
+
+
+def own_comparison(settings: OwnAdvantage) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """Return what compares the returns of a group: `function(returns_M, options)`."""
+    function = _load(OwnAdvantage, settings.kind)
+
+    def compare(returns_M: NDArray[np.float64]) -> NDArray[np.float64]:
+        compared_M = np.asarray(function(returns_M, settings.options), np.float64)
+        if compared_M.shape != returns_M.shape or not np.isfinite(compared_M).all():
+            raise RunFailed(
+                f"advantage.kind {settings.kind} returned {compared_M!r:.200} for the returns {returns_M!r:.200}: "
+                f"return a finite number for each of them ({definition(function)})"
+            )
+        return compared_M
+
+    return compare
+
+
+def own_weights(log_ratio_N: "Tensor", episodes_N: "Tensor", settings: OwnCorrection) -> "Tensor":
+    """Return the weight of each token: `function(log_ratio_N, episodes_N, options)`."""
+    function = _load(OwnCorrection, settings.kind)
+    weights_N = function(log_ratio_N, episodes_N, settings.options)
+    _require_tokens(f"correction.kind {settings.kind}", weights_N, log_ratio_N, function)
+    return weights_N  # type: ignore[no-any-return]
+
+
+def own_loss(logprobs_N: "Tensor", inputs: "LossInputs", settings: OwnLoss) -> tuple["Tensor", dict[str, "Tensor"]]:
+    """Return the loss of each token and the named numbers of each: `function(logprobs_N, inputs, options)`."""
+    function = _load(OwnLoss, settings.kind)
+    returned = function(logprobs_N, inputs, settings.options)
+    loss_N, numbers = returned if isinstance(returned, tuple) else (returned, {})
+    _require_tokens(f"loss.kind {settings.kind}", loss_N, logprobs_N, function)
+    for name, number_N in numbers.items():
+        _require_tokens(f"loss.kind {settings.kind}, number {name!r},", number_N, logprobs_N, function)
+    return loss_N, numbers
+
+
+def _require_tokens(subject: str, value_N: Any, like_N: "Tensor", function: Callable[..., Any]) -> None:
+    shape = getattr(value_N, "shape", None)
+    if shape != like_N.shape or not value_N.isfinite().all():
+        is_not = "not finite" if shape == like_N.shape else f"{value_N!r:.100}"
+        raise RunFailed(
+            f"{subject} returned what is {is_not}: return a finite tensor with a number for each of the "
+            f"{len(like_N)} tokens ({definition(function)})"
+        )
+
+
+def number_names(objective: Objective, probe: Callable[[], tuple["Tensor", "LossInputs"]]) -> tuple[str, ...]:
+    """Return the names of the numbers that the loss of another package measures, by calling it with two tokens.
+
+    Raises ConfigError for whatever it raises there.
+    """
+    loss = objective.loss
+    if not isinstance(loss, OwnLoss):
+        return ()
+    with attributed(f"loss.kind = {loss.kind!r}", "fails with two tokens", loss.kind.partition(":")[0]):
+        try:
+            return tuple(own_loss(*probe(), loss)[1])
+        except RunFailed as error:
+            raise ConfigError(str(error)) from None
