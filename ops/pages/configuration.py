@@ -51,13 +51,13 @@ def _section(name: str, place: dict[str, Any], schema: dict[str, Any], defaults:
     given = defaults[0] if several else defaults
     inner = {key: field for key, field in properties.items() if "properties" in _followed(field, schema)}
     rows = [
-        f"| `{key}` | {_values(field, schema, given.get(key))} | {_meaning(field)} |"
+        f"|`{key}`|{_values(field, schema, given.get(key))}|{_meaning(field)}|"
         for key, field in properties.items()
         if key not in inner
     ]
     title = f"## `[[{name}]]`" if several else f"## `[{name}]`"
     tables = [_section(f"{name}.{key}", field, schema, given[key]) for key, field in inner.items()]
-    return "\n".join([title, "", "| key | values (default) | meaning |", "|---|---|---|", *rows, "", *tables])
+    return "\n".join([title, "", "|key|values (default)|meaning|", "|---|---|---|", *rows, "", *tables])
 
 
 def _section_with_kinds(name: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]) -> str:
@@ -66,15 +66,15 @@ def _section_with_kinds(name: str, choices: Sequence[dict[str, Any]], schema: di
     for choice in choices:
         for key, field in choice["properties"].items():
             if key != "kind":
-                row = f"{_values(field, schema, field['default'])} | {_meaning(field)} |"
+                row = f"{_values(field, schema, field['default'])}|{_meaning(field)}|"
                 rows.setdefault(key, {}).setdefault(row, []).extend(_kinds(choice))
     kinds = [kind for choice in choices for kind in _kinds(choice)]
-    lines = [f"| `kind` | {', '.join(f'`{kind}`' for kind in kinds)} (`{kinds[0]}`) | {_meaning_of_kind(name)} |"]
+    lines = [f"|`kind`|{', '.join(f'`{kind}`' for kind in kinds)} (`{kinds[0]}`)|{_meaning_of_kind(name)}|"]
     for key, definitions in rows.items():
         for row, having in definitions.items():
             named = f"`{key}`" if having == kinds else f"`{key}` of {', '.join(having)}"
-            lines.append(f"| {named} | {row}")
-    return "\n".join([f"## `[{name}]`", "", "| key | values (default) | meaning |", "|---|---|---|", *lines, ""])
+            lines.append(f"|{named}|{row}")
+    return "\n".join([f"## `[{name}]`", "", "|key|values (default)|meaning|", "|---|---|---|", *lines, ""])
 
 
 def _kinds(choice: dict[str, Any]) -> list[str]:

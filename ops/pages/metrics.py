@@ -55,7 +55,7 @@ def page() -> str:
 
 
 def _quantities() -> str:
-    rows = ["| name | unit | meaning | Prometheus | shown as |", "|---|---|---|---|---|"]
+    rows = ["|name|unit|meaning|Prometheus|shown as|", "|---|---|---|---|---|"]
     return "\n".join([*rows, *map(_row, QUANTITIES.values())]) + "\n"
 
 
@@ -63,7 +63,7 @@ def _row(quantity: Quantity) -> str:
     metric = f"`{PREFIX}{quantity.metric_name}`" if quantity.metric else ""
     shown = ", ".join([f"`{quantity.column}`"] * bool(quantity.column) + [quantity.curve] * bool(quantity.curve))
     meaning = quantity.meaning.replace("|", "\\|")
-    return f"| `{quantity.name}` | {quantity.unit} | {meaning} | {metric} | {shown} |"
+    return f"|`{quantity.name}`|{quantity.unit}|{meaning}|{metric}|{shown}|"
 
 
 def _title(role: str) -> str:
@@ -71,13 +71,13 @@ def _title(role: str) -> str:
 
 
 def _section(metrics: tuple[Metric, ...]) -> str:
-    rows = ["| metric | kind | meaning |", "|---|---|---|"]
+    rows = ["|metric|kind|meaning|", "|---|---|---|"]
     for metric in metrics:
         if metric in OF_A_STEP:  # the table of quantities has it
             continue
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         kind = f"{metric.kind} by {labels}" if labels else metric.kind
-        rows.append(f"| `{PREFIX}{metric.name}` | {kind} | {_meaning(metric)} |")
+        rows.append(f"|`{PREFIX}{metric.name}`|{kind}|{_meaning(metric)}|")
     return "\n".join(rows) + "\n"
 
 

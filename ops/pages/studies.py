@@ -19,9 +19,7 @@ from horizonrl.ops.studies.significance import holm, paired_test, student_interv
 
 SECONDS = "seconds"
 DIRECTORY = Path(__file__).parents[2] / "docs" / "studies"
-INTERVALS = """\
-Intervals are 95 %: success and gain by bootstrap over seeds and episodes, differences by paired t over seeds.
-[Each p](../evidence.md#how-to-read-the-numbers) is Holm's."""
+INTERVALS = "Intervals (95 %) and p: [how to read them](../evidence.md#how-to-read-the-numbers)."
 
 Results = Mapping[str, Any]
 
@@ -45,9 +43,9 @@ class Note:
 NOTES: Mapping[str, Note] = {
     "asynchrony": Note(
         "Synchronous and asynchronous training",
-        "Training on groups up to 8 versions old makes the same updates in a fraction of the time. No loss of success "
-        'shows; one of several points is not excluded. The runs have `rl.stale = "drop"`, so slow tasks are trained '
-        "less. The synchronous arm replaces groups without variance, and so plays more.",
+        "Training on groups up to 8 versions old makes the same updates in a fraction of the time. A loss of several "
+        'points of success is not excluded. The runs have `rl.stale = "drop"`, so slow tasks are trained less. The '
+        "synchronous arm replaces groups without variance, and so plays more.",
         share_of=SECONDS,
     ),
     "context": Note(
@@ -123,9 +121,9 @@ NOTES: Mapping[str, Note] = {
     ),
     "table": Note(
         "The paper's 27 tasks, on counterparts",
-        "One run of the mix: up to five test tasks per row, seven episodes each, at temperature 0.7. Parentheses "
-        "are Wilson's intervals over episodes, too narrow because the seven of a task resemble each other. Turns are "
-        "before and after RL. With tasks as the unit, no scenario gains significantly.",
+        "One run of the mix: up to five test tasks per row, seven episodes each, at temperature 0.7. Wilson's "
+        "intervals over episodes are too narrow, because the seven of a task resemble each other. Turns are before and "
+        "after RL. With tasks as the unit, no scenario gains significantly.",
     ),
 }
 """By the study's name. Conclusions hold no numbers: those are in the tables."""
@@ -230,6 +228,9 @@ def _contrasts(results: Results, note: Note) -> str:
     if note.share_of == SECONDS:
         head.append("times as fast")
         cells = [[*cell, _speed_up(results["runs"], row)] for cell, row in zip(cells, rows, strict=True)]
+    if note.axes == (END,):  # all at equal updates
+        head[1:3] = ["difference at equal updates, points"]
+        cells = [[name, *others] for name, _, *others in cells]
     return _table(head, cells)
 
 
@@ -271,19 +272,21 @@ def _rules(results: Results) -> Iterator[list[str]]:
 
 
 def _tasks(tables: Results) -> Iterator[list[str]]:
-    """Yield a row per task: Wilson's intervals over its episodes."""
+    """Yield a row per task: Wilson's intervals over its episodes. A scenario is named once."""
+    named = ""
     before, after = (tables[when]["blocks"][0]["rows"] for when in ("before", "after"))
     for one, other in zip(before, after, strict=True):
         rates = (
             f"{100 * row['success_rate']:.0f} ({100 * row['low']:.0f}, {100 * row['high']:.0f})" for row in (one, other)
         )
         yield [
-            one["scenario"],
+            one["scenario"] if one["scenario"] != named else "",
             one["task"],
             f"{one['episodes']}",
             *rates,
             f"{one['turns_mean']:.1f}, {other['turns_mean']:.1f}",
         ]
+        named = one["scenario"]
 
 
 PLAYED = [

@@ -48,7 +48,7 @@ def test_a_studys_conclusion_holds_no_measured_number() -> None:
 
 def test_the_page_of_the_configuration_has_every_key() -> None:
     section, named = "", set[str]()
-    for heading, key in re.findall(r"^## `\[+([\w.]+)\]+`$|^\| `(\w+)`", config_page.page(), re.MULTILINE):
+    for heading, key in re.findall(r"^## `\[+([\w.]+)\]+`$|^\|`(\w+)`", config_page.page(), re.MULTILINE):
         section = heading or section
         named.add(f"{section}.{key}" if key else section)
     assert named == set(keys_of(RunConfig))
