@@ -120,11 +120,13 @@ class Message(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_null(cls, value: Any) -> Any:
-        """Read the nulls that OpenAI's clients write: for the content of a message with calls, and for absent calls."""
+        """Read the nulls that OpenAI's clients write: for every absent field, and for the content beside calls."""
         if not isinstance(value, dict):
             return value
-        nulls: dict[str, Any] = {"tool_calls": []} | ({"content": ""} if value.get("tool_calls") else {})
-        return value | {key: empty for key, empty in nulls.items() if key in value and value[key] is None}
+        written = {key: item for key, item in value.items() if item is not None or key in ("content", "value")}
+        if written.get("tool_calls") and written.get("content", "") is None:
+            written["content"] = ""
+        return written
 
     @model_validator(mode="after")
     def _refuse_others_calls(self) -> Self:

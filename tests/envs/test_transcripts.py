@@ -97,6 +97,19 @@ def test_messages_are_conversations_too(tmp_path: Path) -> None:
     assert read(write_value(tmp_path, {"messages": messages, "source": "elsewhere"})) == {"record_0": REPLAYED}
 
 
+def test_a_reply_as_openais_client_dumps_it_is_read_with_the_nulls_of_its_absent_fields(tmp_path: Path) -> None:
+    nulls = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "name"))
+    plain = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "Right."}]
+    dumped = [plain[0], plain[1] | nulls]
+    files = [
+        write_value(tmp_path, {"messages": said}, name=name) for said, name in ((plain, "a.jsonl"), (dumped, "b.jsonl"))
+    ]
+    assert read(files[0]) == read(files[1])
+    for empty in ({"content": None}, {"content": "x", "refusal": "I cannot."}):
+        with pytest.raises(ConfigError):
+            read(write_value(tmp_path, {"messages": [plain[0], {"role": "assistant"} | empty]}))
+
+
 def test_an_answer_to_the_last_turn_is_kept(tmp_path: Path) -> None:
     record = {"item_id": 7, "conversations": [human("go"), gpt("a"), human("b"), gpt("c"), human("won")]}
     assert read(write_value(tmp_path, record))["7"].observations == ("b", "won")
