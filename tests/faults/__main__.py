@@ -13,6 +13,7 @@ the exit codes that no signal explains. The command exits with 1 and keeps all f
 
     plan      the events as a pure function of their number and a seed
     storm     fires them
+    damage    those that befall data: stores that go back, rot, meddling hands
     cluster   the processes of the run
     proxy     delays and breaks their connections to the broker
     verdict   judges what the run left behind

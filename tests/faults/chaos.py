@@ -22,10 +22,11 @@ from rich.table import Table
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import last_lines
 from horizonrl.common.processes import Child, horizonrl_command
-from horizonrl.common.run_dir import EVALS, LEDGER
+from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES
 from horizonrl.ops.rundir.lines import read_lines
 from horizonrl.ops.terminal.console import plain_console
 from tests.faults.cluster import Cluster, cluster, workplace
+from tests.faults.damage import MOST_STEPS
 from tests.faults.plan import make_plan
 from tests.faults.storm import Storm
 from tests.faults.verdict import Verdict, gather, judge
@@ -35,6 +36,8 @@ LAST_STEPS = 10
 """RL steps at the end of the run, without disturbance."""
 FINISH_S = 300.0
 REPLAY_S = 1_800.0
+MOST_CUT = 3 * MOST_STEPS
+"""Steps that may be lost with a store that goes back: it waits for up to MOST_STEPS, and more are taken meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,14 @@ async def _chaos(request: ChaosRequest, place: Path, console: Console) -> dict[s
     started, seed = time.monotonic(), request.seed
     plan = make_plan(request.kills, seed, request.servers)
     # The verdict and the replay read every entry. By default a run frees the log below its oldest checkpoint.
-    settings = ["--learner.keep_log=true", *request.overrides]
+    # And a replay goes on behind a part of the log that the broker has lost, from the checkpoint that a learner did.
+    settings = ["--learner.keep_log=true", "--learner.keep_checkpoints=1000", *request.overrides]
     if request.servers > 1:
         settings.append(f"--broker.nats.replicas={request.servers}")
     async with cluster("chaos", place, seed, settings) as whole:
-        storm = Storm(whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True))
         findings: list[str] = []
         witness = Witness()
+        storm = Storm(whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True), witness)
         try:
             async with witness.watching(whole.config.broker.model_copy(update={"url": whole.servers.url})):
                 await storm.rage()
@@ -84,15 +88,20 @@ async def _chaos(request: ChaosRequest, place: Path, console: Console) -> dict[s
         except* HorizonError as failures:
             # A run that does not finish is judged all the same: what it left behind says why.
             findings = [f"unfinished: {failure}" for failure in failures.exceptions]
-        ledger, evals = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS))
-        verdict = judge(await gather(whole.config, ledger, whole.transport, evals))
-        replay = await replayed(whole)
+        ledger, evals, lineages = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS, LINEAGES))
+        evidence = await gather(whole.config, ledger, whole.transport, evals, lineages)
+        verdict = judge(evidence)
+        spans = evidence.comparable()
+        replay = await replayed(whole, spans)
         findings += [*storm.findings, *verdict.findings, *witness.findings()]
+        compared = sum(to - after for after, to in spans)
+        if (cut := verdict.steps - compared) > MOST_CUT * storm.stores_back:
+            findings.append(f"the log lacks {cut} steps, more than {storm.stores_back} stores that went back explain")
         if not replay["equal"]:
             findings.append(f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}")
-        elif len(replay["steps"]) != verdict.steps:
+        elif len(replay["steps"]) != compared:
             # Digests that were never compared would otherwise pass as equal.
-            findings.append(f"replay: {len(replay['steps'])} of {verdict.steps} steps were compared")
+            findings.append(f"replay: {len(replay['steps'])} of {compared} steps were compared")
         return {
             "passed": not findings,
             "seed": seed,
@@ -104,6 +113,7 @@ async def _chaos(request: ChaosRequest, place: Path, console: Console) -> dict[s
             "acknowledged_doubled": witness.doubled,
             "digest_equal": replay["equal"],
             "digests_compared": len(replay.get("steps", ())),
+            "stores_back": storm.stores_back,
             "learner_restarts": whole.roles["learner"].restarts,
             "crashes": {name: role.crashes for name, role in whole.roles.items() if role.crashes},
             "wall_s": round(time.monotonic() - started, 1),
@@ -132,12 +142,22 @@ async def finish(whole: Cluster, settings: Sequence[str]) -> None:
         raise RunFailed(f"{whole.crashes - crashes} roles failed after the last event; see {whole.directory / 'logs'}")
 
 
-async def replayed(whole: Cluster) -> dict[str, Any]:
-    """Train the log once more with `horizonrl replay` and return its report."""
-    answer, log_file = whole.directory / "replay.json", whole.directory / "logs" / "replay.log"
+async def replayed(whole: Cluster, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Train the log once more with `horizonrl replay`, span by span (after, to); return its reports as one."""
+    steps: list[Any] = []
+    for after, to in spans:
+        report = await _replayed(whole, after, to)
+        if not report["equal"]:
+            return report | {"steps": steps}
+        steps += report["steps"]
+    return {"equal": True, "steps": steps}
+
+
+async def _replayed(whole: Cluster, after: int, to: int) -> dict[str, Any]:
+    answer, log_file = whole.directory / f"replay-{after}.json", whole.directory / "logs" / f"replay-{after}.log"
     # Past the proxies: nothing disturbs the replay.
     past = f"--broker.url={whole.servers.direct_url}"
-    words = ("replay", str(whole.config.run_dir), "--from", "0", "--json", str(answer), past)
+    words = ("replay", str(whole.config.run_dir), "--from", str(after), "--to", str(to), "--json", str(answer), past)
     replay = Child(horizonrl_command(*words), log_file, stop_within_s=0)
     await replay.start()
     try:

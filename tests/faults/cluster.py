@@ -97,6 +97,10 @@ class RoleProcess:
     _requested_code: int = 0
     """The exit code of the last requested end."""
     _log_start: int = 0
+    _revived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._revived.set()
 
     async def run(self) -> None:
         """Keep the process running; return when it ends by itself or after SIGTERM. Cancelling this kills it."""
@@ -105,6 +109,7 @@ class RoleProcess:
                 if self._dead_s is None:
                     self.crashes.append(code)
                 await asyncio.sleep(CRASH_PAUSE_S if self._dead_s is None else self._dead_s)
+                await self._revived.wait()
                 self._requested_code, self._dead_s = code, None
                 self.restarts += 1
         finally:
@@ -145,6 +150,22 @@ class RoleProcess:
         self.signal(number)
         await self._running.wait()
         return self._requested_code
+
+    @contextlib.asynccontextmanager
+    async def dead(self, number: signal.Signals) -> AsyncIterator[None]:
+        """End the process with a signal; it starts again after the body."""
+        await self._running.wait()
+        self._revived.clear()
+        self._dead_s = 0.0
+        self._running.clear()
+        self.signal(number)
+        assert self.process is not None
+        await self.process.wait()
+        try:
+            yield
+        finally:
+            self._revived.set()
+            await self._running.wait()
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -34,6 +34,20 @@ class Fault(StrEnum):
     """Another process writes `progress`, so the learner gives up and is started again."""
     TWO_LEARNERS = "two_learners"
     """A second learner starts on a copy of the run directory, and one of the two gives up. Then the second dies."""
+    STORE_BACK = "store_back"
+    """The broker's store goes back by 1 to 20 steps, as after a power cut or from a backup; every role lives on."""
+    RUN_BACK = "run_back"
+    """The run directory goes back by 1 to 20 steps."""
+    CHECKPOINT_BIT = "checkpoint_bit"
+    """One bit of the newest checkpoint flips."""
+    EMPTY_WEIGHTS = "empty_weights"
+    """Every weights file goes, and an actor is killed."""
+    FOREIGN_FILES = "foreign_files"
+    """Somebody keeps files of his own in the run's folders, and a learner starts on them."""
+    ZOMBIE_CONTROLLER = "zombie_controller"
+    """The controller stands still while another one takes over, and comes back."""
+    DAMAGE_REPLICA = "damage_replica"
+    """One server of a cluster loses a block, a part of one or a bit; later it is started without its store."""
 
 
 class Target(StrEnum):
@@ -55,6 +69,12 @@ DISTURBANCES = (
     (Fault.FULL_DISK, Target.BROKER),
     (Fault.FENCE, Target.LEARNER),
     (Fault.TWO_LEARNERS, Target.LEARNER),
+    (Fault.STORE_BACK, Target.BROKER),
+    (Fault.RUN_BACK, Target.LEARNER),
+    (Fault.CHECKPOINT_BIT, Target.LEARNER),
+    (Fault.EMPTY_WEIGHTS, Target.ACTOR),
+    (Fault.FOREIGN_FILES, Target.LEARNER),
+    (Fault.ZOMBIE_CONTROLLER, Target.CONTROLLER),
 )
 DEADLY = (Fault.KILL, Fault.TERMINATE, Fault.FENCE, Fault.TWO_LEARNERS)
 """Events that end a learner."""
@@ -104,7 +124,7 @@ def make_plan(events: int, seed: int, servers: int = 1) -> tuple[Event, ...]:
     if servers > 1:
         turns = itertools.cycle(SERVER_FAULTS)
         kills = [(next(turns) if role is Target.BROKER else fault, role) for fault, role in kills]
-        disturbances.insert(0, (Fault.ISOLATE, Target.BROKER))
+        disturbances[:0] = [(Fault.ISOLATE, Target.BROKER), (Fault.DAMAGE_REPLICA, Target.BROKER)]
     anything = [*once, *disturbances]
     kinds = [*once, *kills, *disturbances][:events]
     kinds += draw.choices(anything, k=events - len(kinds))

@@ -1,7 +1,10 @@
 """The verdict finds what is wrong with a run: small runs in memory, each with one thing done wrong."""
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind, StopReason, Task, Void
+from tests.faults.damage import flip
 from tests.faults.verdict import Evidence, gather, judge
 from tests.records import make_group
 
@@ -212,3 +216,48 @@ def test_a_ledger_that_contradicts_itself_or_the_log_is_found(change: dict[str, 
     ledger = sound_ledger()
     ledger[1] |= change
     assert found in findings(sound_log(), ledger)
+
+
+def test_what_was_trained_from_entries_that_the_broker_lost_is_not_compared_with_the_log() -> None:
+    """The store went back behind the end of step 2: the tickets of 4, 5 and 7 ended, others have their place."""
+    log = [*sound_log()[:3], group(6, 1), group(7, 1)]
+    ledger = [*sound_ledger(), line(3, [(4, 6), (5, 7)], cursor=5, lineage=2)]
+    cut = {"lineage": 2, "from_step": 2, "log_cut": {"cursor": 7, "read_on_after": 3}}
+    lineages = [{"lineage": 0, "from_step": 0}, {"lineage": 1, "from_step": 1}, cut]
+    restored = replace(evidence(log, ledger, 8), cuts=lineages[2:])
+    assert judge(restored).findings == []
+    assert restored.comparable() == [(0, 1), (2, 3)]
+    unexplained = judge(replace(restored, cuts=[])).findings
+    assert "ledger: step 3 goes back behind lineage 1, cursor 7" in unexplained
+    assert "ledger: step 2 ends train-00000003 by sequence 4, where the log holds train-00000006" in unexplained
+    assert replace(restored, cuts=[]).comparable() == [(0, 3)]
+    # What the log has lost does not excuse a ticket that ends again, a ticket without an end, or a group of none.
+    ledger[2]["trained"][1] = [5, "train-00000005"]
+    twice = judge(replace(restored, ledger=ledger)).findings
+    assert any(text.startswith("doubled: train-00000005 ended 2 times") for text in twice)
+    assert "lost: train-00000007 was issued and has no end" in twice
+    assert "ledger: step 3 ends train-00000005 by sequence 5, where the log holds train-00000007" in twice
+
+
+def test_a_second_cut_behind_the_first_one_is_compared_from_each_place_on() -> None:
+    log = [*sound_log()[:3], group(6, 1), group(8, 1)]
+    ledger = [*sound_ledger(), line(3, [(4, 6), (5, 7)], cursor=5, lineage=2), line(4, [(5, 8)], cursor=5, lineage=3)]
+    cuts = [
+        {"lineage": number, "from_step": number, "log_cut": {"cursor": 7, "read_on_after": after}}
+        for number, after in ((2, 3), (3, 4))
+    ]
+    assert replace(evidence(log, ledger, 9), cuts=cuts).comparable() == [(0, 1), (3, 4)]
+
+
+@pytest.mark.parametrize("name", ["hash", "training-00000.safetensors"])
+def test_a_flipped_bit_is_one_of_the_weights(tmp_path: Path, name: str) -> None:
+    header = json.dumps({
+        "a.exp_avg": {"dtype": "F32", "data_offsets": [0, 4]}, "b": {"dtype": "F32", "data_offsets": [4, 8]}
+    }).encode()  # fmt: skip
+    before = b"0" * 32 if name == "hash" else len(header).to_bytes(8, "little") + header + bytes(8)
+    for _ in range(2):
+        (tmp_path / name).write_bytes(before)
+        flip(tmp_path)
+        after = (tmp_path / name).read_bytes()
+        changed = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+        assert changed == ([0] if name == "hash" else [len(before) - 1])

@@ -3,6 +3,9 @@
 It checks three invariants of docs/invariants.md: "Conservation", "Bounded staleness" and "Exactly once". The evidence
 is the ledger, the evaluations, the group log and the ticket stream; no counter that a role kept is trusted. The log
 must be complete (`learner.keep_log`).
+
+If the broker's store went back, `lineages.jsonl` says from which step on the log was read again. What was trained up to
+that step from entries that the log no longer holds cannot be compared with it; its tickets still end exactly once.
 """
 
 from collections import Counter, defaultdict
@@ -40,6 +43,29 @@ class Evidence:
     """The entries of the group log by sequence."""
     issued: Mapping[Kind, int]
     evaluations: Sequence[Mapping[str, Any]] = ()
+    cuts: Sequence[Mapping[str, Any]] = ()
+    """The lines of `lineages.jsonl` of learners that found the log cut, in order."""
+
+    def is_cut(self, end: LedgerEnd) -> bool:
+        """Return whether the broker has lost the entry of an end, before a learner resumed behind it."""
+        behind = any(
+            end.step <= cut["from_step"] and end.sequence > cut["log_cut"]["read_on_after"] for cut in self.cuts
+        )
+        return behind and not self.holds(end)
+
+    def holds(self, end: LedgerEnd) -> bool:
+        entry = self.log.get(end.sequence)
+        return entry is not None and ticket_of(entry) == end.ticket_id
+
+    def comparable(self) -> list[tuple[int, int]]:
+        """Return the spans of steps (after, to) whose entries the log holds; all of them if it was never cut."""
+        cut_steps = sorted({end.step for end in self.ends() if self.is_cut(end)})
+        spans, first = [], 0
+        for resumed in sorted(cut["from_step"] for cut in self.cuts):
+            if lost := [step for step in cut_steps if first < step <= resumed]:
+                spans.append((first, lost[0] - 1))
+                first = resumed
+        return [(after, to) for after, to in [*spans, (first, len(self.ledger))] if after < to]
 
     def ends(self) -> Iterator[LedgerEnd]:
         """Yield every end in the ledger's order, then the ends in the evaluations."""
@@ -89,6 +115,7 @@ async def gather(
     ledger: Sequence[Mapping[str, Any]],
     transport: Transport,
     evaluations: Sequence[Mapping[str, Any]] = (),
+    lineages: Sequence[Mapping[str, Any]] = (),
 ) -> Evidence:
     """Read the whole group log and the ticket stream."""
     group_log = GroupLog(transport)
@@ -101,7 +128,8 @@ async def gather(
     issued = dict.fromkeys(Kind, 0)
     for _, ticket in await TicketQueue(transport).stored_tickets():  # the last ticket issued is never removed
         issued[ticket.kind] = max(issued[ticket.kind], ticket.number + 1)
-    return Evidence(config, ledger, entries, issued, evaluations)
+    cuts = [line for line in lineages if "log_cut" in line]
+    return Evidence(config, ledger, entries, issued, evaluations, cuts)
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -118,7 +146,7 @@ def judge(evidence: Evidence) -> Verdict:
         steps=len(evidence.ledger),
         lineages=1 + max((line["lineage"] for line in evidence.ledger), default=0),
         lost=list(_lost(evidence, ends)),
-        doubled=list(_doubled(ends)),
+        doubled=list(_doubled(evidence, ends)),
         staleness_violations=list(_stale(evidence, ends)),
         horizon_violations=list(_horizons(evidence, ends)),
         ledger_violations=[*_ledger(evidence), *_held_out(ends), *_against_log(evidence, ends)],
@@ -139,12 +167,13 @@ def _lost(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
                 yield f"{kind.value}-{number:08d} was issued and has no end"
 
 
-def _doubled(ends: Sequence[LedgerEnd]) -> Iterator[str]:
+def _doubled(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     by_ticket: dict[str, list[LedgerEnd]] = defaultdict(list)
     by_sequence: dict[int, list[LedgerEnd]] = defaultdict(list)
     for end in ends:
         by_ticket[end.ticket_id].append(end)
-        by_sequence[end.sequence].append(end)
+        if not evidence.is_cut(end):  # its sequence is another entry's by now
+            by_sequence[end.sequence].append(end)
     for name, group in [*by_ticket.items(), *by_sequence.items()]:
         if len(group) > 1:
             story = ", ".join(f"{end.how} in step {end.step} (sequence {end.sequence})" for end in group)
@@ -198,6 +227,8 @@ def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
 def _train_groups(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[tuple[LedgerEnd, Group]]:
     for end in ends:
         entry = evidence.log.get(end.sequence)
+        if evidence.is_cut(end):
+            continue
         if entry is not None and isinstance(entry.record, Group) and entry.record.ticket.kind is Kind.TRAIN:
             yield end, entry.record
 
@@ -208,7 +239,8 @@ def _ledger(evidence: Evidence) -> Iterator[str]:
     for line in evidence.ledger:
         if line["step"] != before["step"] + 1 or line["version"] != line["step"]:
             yield f"step {line['step']} with version {line['version']} follows step {before['step']}"
-        if line["lineage"] < before["lineage"] or line["cursor"] < before["cursor"]:
+        cut = any(before["lineage"] < start["lineage"] <= line["lineage"] for start in evidence.cuts)
+        if line["lineage"] < before["lineage"] or (line["cursor"] < before["cursor"] and not cut):
             yield f"step {line['step']} goes back behind lineage {before['lineage']}, cursor {before['cursor']}"
         before = line
 
@@ -227,22 +259,25 @@ def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]
     for end in ends:
         ended_at.setdefault(end.ticket_id, end.sequence)
         entry = evidence.log.get(end.sequence)
-        if entry is None or ticket_of(entry) != end.ticket_id:
+        if not evidence.holds(end) and not evidence.is_cut(end):
             found = "nothing" if entry is None else str(ticket_of(entry))
             yield f"step {end.step} ends {end.ticket_id} by sequence {end.sequence}, where the log holds {found}"
         if parsed(end.ticket_id)[1] >= evidence.issued[parsed(end.ticket_id)[0]]:
             yield f"step {end.step} ends {end.ticket_id}, which was never issued"
     cursor = evidence.ledger[-1]["cursor"] if evidence.ledger else 0
-    sequences, repeats = {end.sequence for end in ends}, 0
+    sequences, repeats = {end.sequence for end in ends if not evidence.is_cut(end)}, 0
     for sequence, entry in evidence.log.items():
         if sequence in sequences:
             continue
         # A repeat comes after the entry that ended its ticket. An earlier one was skipped (invariants: Order decides).
-        if ended_at.get(str(ticket_of(entry)), sequence) >= sequence:
+        # A ticket whose end was lost may have ended at any sequence.
+        ticket_id = str(ticket_of(entry))
+        if ticket_id not in ended_at if evidence.cuts else ended_at.get(ticket_id, sequence) >= sequence:
             yield f"sequence {sequence} ({ticket_of(entry)}) is neither an end nor the repeat of one"
         # Beyond the cursor no step has counted yet.
         repeats += sequence <= cursor and not isinstance(entry.record, DeadLetter)
-    if (counted := sum(line["repeats"] for line in evidence.ledger)) != repeats:
+    # Repeats that were counted may be lost, and entries that are read again are not counted.
+    if (counted := sum(line["repeats"] for line in evidence.ledger)) != repeats and not evidence.cuts:
         yield f"the ledger counts {counted} repeats up to sequence {cursor}, the log holds {repeats}"
 
 
