@@ -9,7 +9,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, PartGaveUp
 from horizonrl.common.processes import Child
 from horizonrl.common.restarts import Restarts
-from horizonrl.common.state import Progress
+from horizonrl.common.state import Progress, end_of_run
 
 ANSWER_S = 10.0
 """How long the broker may take to say whether a run is over. Without an answer the part is restarted, which is safe."""
@@ -37,8 +37,7 @@ class RunProgress:
                 progress = await StateStore(self.transport).get(Key.PROGRESS)
             if isinstance(progress, Progress):
                 self.note(progress)
-                # A finished run that was given more steps still says `finished`, until its learner has reported once.
-                return progress.finished and progress.step >= self.total_steps
+                return end_of_run(self.total_steps, progress) is not None
         return False
 
     def note(self, progress: Progress) -> None:

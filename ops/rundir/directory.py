@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -44,8 +44,17 @@ def to_toml(config: RunConfig) -> str:
 def _without_nones(value: Any) -> Any:
     """Return a value without the keys that are None: an environment's options and vLLM's know no word for it."""
     if isinstance(value, dict):
-        return {key: _without_nones(each) for key, each in value.items() if each is not None}
-    return [_without_nones(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_nones(item) for key, item in value.items() if item is not None}
+    return [_without_nones(item) for item in value] if isinstance(value, list) else value
+
+
+def _change_texts(change: Callable[[str], str], value: Any) -> Any:
+    """Return a value with every text in it changed, at any depth."""
+    if isinstance(value, dict):
+        return {key: _change_texts(change, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_change_texts(change, item) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def public_config(config: RunConfig) -> dict[str, Any]:
@@ -54,14 +63,14 @@ def public_config(config: RunConfig) -> dict[str, Any]:
     shown["run"].pop("root")
     shown["model"]["name"] = model_label(config)
     for env in shown["envs"]:
-        env["options"] = _without_places(env["options"])
+        env["options"] = _change_texts(_hide_location, env["options"])
     for section, key in (("actor", "endpoint"), ("actor", "gateway_host"), ("learner", "node_rank")):
         shown[section].pop(key)
     for section, key in (("actor", "vllm"), ("learner", "deepspeed")):
-        shown[section][key] = _without_places(shown[section][key])
+        shown[section][key] = _change_texts(_hide_location, shown[section][key])
     for name, section in config:
         if isinstance(section, Own):
-            shown[name] |= _without_places(dict(section.options))
+            shown[name] |= _change_texts(_hide_location, dict(section.options))
     if config.learner.rendezvous is not None:  # several machines need one
         shown["learner"]["rendezvous"] = "machine-0:29400"
     return shown
@@ -73,43 +82,31 @@ def model_label(config: RunConfig) -> str:
     return hub_id(model_dir) or model_dir.name
 
 
-def _without_places(value: Any) -> Any:
-    """Return a value without the folders of its paths and the hosts of its addresses, at any depth."""
-    if isinstance(value, dict):
-        return {key: _without_places(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_places(each) for each in value]
-    if not isinstance(value, str):
-        return value
-    if Path(value).is_absolute():
-        return Path(value).name
-    return _FOLDER.sub("", _ADDRESS.sub(lambda found: f"{found[1]}://host{found[2]}", value))
+def _hide_location(text: str) -> str:
+    """Return a text without the folders of its paths and the hosts of its addresses."""
+    if Path(text).is_absolute():
+        return Path(text).name
+    return _FOLDER.sub("", _ADDRESS.sub(lambda match: f"{match[1]}://host{match[2]}", text))
 
 
 def write_config(config: RunConfig) -> Path:
     """Write the run's config into its directory and return the path."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
     path = config.run_dir / CONFIG
-    envs = [env.model_copy(update={"options": _with_whole_paths(env.options)}) for env in config.envs]
+    envs = [env.model_copy(update={"options": _change_texts(_complete_path, env.options)}) for env in config.envs]
     path.write_text(to_toml(config.model_copy(update={"envs": tuple(envs)})), encoding="utf-8")
     return path
 
 
-def _with_whole_paths(value: Any) -> Any:
-    """Return a value with the whole path of each file in it, at any depth, also of `file.py:function`.
+def _complete_path(text: str) -> str:
+    """Return the whole path of the file that a text names, also of `file.py:function`; any other text as it is.
 
     Whoever reads what a run has recorded may stand in another folder.
     """
-    if isinstance(value, dict):
-        return {key: _with_whole_paths(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_whole_paths(each) for each in value]
-    if not isinstance(value, str):
-        return value
-    file, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
+    file, colon, function = text.rpartition(":") if ".py:" in text else (text, "", "")
     # A word without a suffix or a folder may be a command, or the name of anything.
     is_named = "." in file or "/" in file
-    return f"{Path(file).absolute()}{colon}{function}" if is_named and os.path.isfile(file) else value
+    return f"{Path(file).absolute()}{colon}{function}" if is_named and os.path.isfile(file) else text
 
 
 def read_address(run_dir: Path) -> str | None:
