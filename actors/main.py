@@ -26,7 +26,7 @@ async def run_actor(
     config: RunConfig, model_dir: Path, identity: dict[str, str], shadow_dir: Path, service: Service
 ) -> None:
     """Run one actor until SIGTERM or the end of the run. The engine starts first: it forks before any thread exists."""
-    policy = await start_policy(config, model_dir)
+    policy = await start_policy(config.actor, config.model, model_dir, seed=config.run.seed)
     chat = ChatTemplate.load(model_dir)
     environments = {env.id: env for env in config.envs}
     shared_dir = config.run_dir / WEIGHTS if config.broker.shared_files else None

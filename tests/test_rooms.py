@@ -68,6 +68,17 @@ def test_the_rooms_of_a_package_are_layers(package: str) -> None:
     assert circle(graph) == []
 
 
+def test_configuration_stops_at_the_first_level_of_a_role() -> None:
+    """Below it, modules take values, sections or the schedule: none can read what it was not given."""
+    readers = set()
+    for name, file in modules().items():
+        if name.startswith(("horizonrl.actors.", "horizonrl.learner.")) and file.stem != "__init__":
+            imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+            if any(alias.name == "RunConfig" for node in imports for alias in node.names):
+                readers.add(name.removeprefix("horizonrl."))
+    assert readers == {"actors.main", "learner.main", "learner.controller.main", "learner.disk"}
+
+
 def test_no_file_of_ops_imports_from_the_command_lines_main() -> None:
     files = modules()
     for name, file in files.items():

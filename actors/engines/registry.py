@@ -10,7 +10,8 @@ from pathlib import Path
 
 from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
-from horizonrl.common.config.schema import LARGEST_SHARED, RunConfig
+from horizonrl.common.config.schema import LARGEST_SHARED, ActorSection
+from horizonrl.common.config.training import ModelSection
 from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
 
 # Names and not classes: importing an engine takes seconds, and needs packages that the others do without.
@@ -21,31 +22,33 @@ ENGINES = {
 }
 
 
-async def start_policy(config: RunConfig, model_dir: Path, *, renewed: bool = True) -> Policy:
-    """Start the engine that the config names; return once it can generate. `renewed`: whether new weights will come.
+async def start_policy(
+    actor: ActorSection, model: ModelSection, model_dir: Path, *, seed: int, renewed: bool = True
+) -> Policy:
+    """Start the engine that `actor` names; return once it can generate. `renewed`: whether new weights will come.
 
     Raises ConfigError for an unknown name, MissingDependency for an engine that is not installed, EngineDead for one
     that does not start.
     """
-    start = factory(config.actor.engine)
-    share = config.actor.memory_share(shared=False)  # where it is shared, `train` names the share
+    start = factory(actor.engine)
+    share = actor.memory_share(shared=False)  # where it is shared, `train` names the share
     policy = await start(
         InferenceSettings(
             model_dir=model_dir,
-            max_context_tokens=config.model.max_context_tokens,
-            slots=config.actor.slots,
-            threads=config.actor.threads,
-            kv_cache_mib=config.actor.kv_cache_mib,
+            max_context_tokens=model.max_context_tokens,
+            slots=actor.slots,
+            threads=actor.threads,
+            kv_cache_mib=actor.kv_cache_mib,
             gpu_memory_share=share,
             shares_gpu=share <= LARGEST_SHARED,
-            tensor_parallel=config.actor.tensor_parallel,
+            tensor_parallel=actor.tensor_parallel,
             renewed=renewed,
-            vllm=config.actor.vllm,
-            seed=config.run.seed,
-            endpoint=config.actor.endpoint,
+            vllm=actor.vllm,
+            seed=seed,
+            endpoint=actor.endpoint,
         )
     )
-    return DrainedPolicy(policy) if config.actor.weights == "drained" else policy
+    return DrainedPolicy(policy) if actor.weights == "drained" else policy
 
 
 def factory(name: str) -> Callable[[InferenceSettings], Awaitable[Policy]]:

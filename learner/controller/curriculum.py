@@ -22,7 +22,7 @@ from sys import intern
 
 import xxhash
 
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.state import CategoryYield, RepeatedTasks
@@ -79,8 +79,11 @@ class DrawShare:
 
 
 class Curriculum:
-    def __init__(self, seed: int, sources: Sequence[TaskSource]) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, sources: Sequence[TaskSource], *, adaptive: bool = False) -> None:
+        self.seed = seed
+        self.adaptive = adaptive
+        """Whether the draws follow what the learner announces."""
+        self.sources = sources
         self._sources = {kind: [source for source in sources if kind in source.kinds] for kind in Kind}
         self._quotas = {
             kind: quotas([source.weight for source in drawn]) for kind, drawn in self._sources.items() if drawn
@@ -98,9 +101,9 @@ class Curriculum:
         """
         if not self._sources[kind]:
             raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")
-        place, earlier = draw(self._quotas[kind], number, f"{self._seed}/{kind.value}")
+        place, earlier = draw(self._quotas[kind], number, f"{self.seed}/{kind.value}")
         source = self._sources[kind][place]
-        key = f"{self._seed}/{kind.value}/{source.env_id}"
+        key = f"{self.seed}/{kind.value}/{source.env_id}"
         repeated = next((entry for entry in repeats if entry.env_id == source.env_id), None)
         if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(repeated, yields):
             task_id = repeated.task_ids[_hash(f"{key}/{earlier}/which") % len(repeated.task_ids)]
@@ -268,15 +271,15 @@ def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False, stat
     return sources
 
 
-def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:
+def eval_tasks(schedule: RunSchedule) -> tuple[EvalTask, ...]:
     """Return the tasks of every evaluation round; none if evaluations are off. They do not depend on the run's seed."""
-    if not config.eval.every:
+    if not schedule.eval.every:
         return ()
     return tuple(
         EvalTask(Task(env_id=env.id, task_id=spec.task_id), spec.category)
-        for env in config.envs
+        for env in schedule.envs
         if Kind.EVAL in env.kinds
-        for spec in spread(_held_out(env, config.eval.every), config.eval.tasks)
+        for spec in spread(_held_out(env, schedule.eval.every), schedule.eval.tasks)
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.config.training import AdaptiveHorizon, FixedHorizon, StagedHorizon
 from horizonrl.common.state import HorizonGrowth
 from horizonrl.common.types import Group, HorizonTurns, Kind, Record, StopReason
@@ -52,11 +52,11 @@ def shuffled_turns(horizons: Sequence[int], steps_per_stage: int, rl_steps: int,
     return drawn[index][0]
 
 
-def scheduled_turns(config: RunConfig, env_id: str, step: int, number: int) -> int:
+def scheduled_turns(config: RunSchedule, seed: int, env_id: str, step: int, number: int) -> int:
     """Return the horizon of train ticket `number`, issued at RL step `step`, under any schedule but adaptive."""
     schedule, horizons = config.horizon, config.horizons(env_id)
     if schedule.kind == "shuffled":
-        key = f"{config.run.seed}/{env_id}"
+        key = f"{seed}/{env_id}"
         return shuffled_turns(horizons, schedule.steps_per_stage, config.rl.steps, number, key)
     if isinstance(schedule, AdaptiveHorizon):
         raise ValueError("an adaptive horizon follows from what was consumed, not from a step")
@@ -74,7 +74,7 @@ class AdaptiveRule:
     """Share of episodes truncated by the horizon above which the horizon is too short."""
 
 
-def adaptive_rules(config: RunConfig) -> dict[str, AdaptiveRule]:
+def adaptive_rules(config: RunSchedule) -> dict[str, AdaptiveRule]:
     """Return the rule of each environment, by id; empty unless the schedule is adaptive."""
     schedule = config.horizon
     if not isinstance(schedule, AdaptiveHorizon):

@@ -11,7 +11,7 @@ A ticket's task is a pure function of its number. Its horizon is a pure function
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
@@ -19,13 +19,13 @@ from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.standing import StandingTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.state import CategoryYield, HorizonState, Outcomes, Progress, RepeatedTasks
+from horizonrl.common.state import CategoryYield, HorizonState, Outcomes, Progress, RepeatedTasks, RunSettings
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
-from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
+from horizonrl.learner.controller.curriculum import Curriculum, EvalTask
 from horizonrl.learner.controller.fence import ControllerFence
 from horizonrl.learner.controller.horizon import scheduled_turns
 
@@ -37,21 +37,21 @@ REPORT_S = 1.0
 
 @dataclass
 class Controller:
-    config: RunConfig
+    schedule: RunSchedule
+    settings: RunSettings
+    """What the run's roles must agree on."""
     transport: Transport
-    sources: Sequence[TaskSource]
-    metrics: Metrics = field(default_factory=Metrics)
+    signer: TicketSigner
+    curriculum: Curriculum
+    metrics: Metrics
     eval_tasks: Sequence[EvalTask] = ()
     """The tasks of every evaluation round, in order."""
 
     def __post_init__(self) -> None:
-        signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
-        settings = self.config.settings.model_copy(update={"ticket_key": signer.fingerprint})
-        self._fence = ControllerFence(self.transport, settings)
-        self._queue = TicketQueue(self.transport, signer)
+        self._fence = ControllerFence(self.transport, self.settings)
+        self._queue = TicketQueue(self.transport, self.signer)
         self._state = StateStore(self.transport)
-        self._log = GroupLog(self.transport, signer)
-        self._curriculum = Curriculum(self.config.run.seed, self.sources)
+        self._log = GroupLog(self.transport, self.signer)
         self._standing = StandingTickets(self.transport, self._queue)
         self._audit = Audit()
         self._recorded = HorizonState()
@@ -80,7 +80,7 @@ class Controller:
         the `progress` key. Returns when the run is finished.
         """
         purged_step, began = 0, False
-        async for progress in self._state.until_end(Progress, self.config.total_steps):
+        async for progress in self._state.until_end(Progress, self.schedule.total_steps):
             issued = await self._look(progress) if began else await self._count_issued()
             # On what the stream says, before `with_ended` makes good for tickets that a power cut took from it.
             self._check_conservation(progress, issued)
@@ -173,12 +173,12 @@ class Controller:
         while due := await self._evaluations_due(issued[Kind.EVAL], progress.step):
             issued = await self._issue_up_to(Kind.EVAL, issued[Kind.EVAL] + due, progress, issued)
         # The inequality of bounded staleness. It holds whatever dies, since credit is kept as tickets by the broker.
-        limit = self.config.outstanding_limit(progress.phase, progress.phase_step)
+        limit = self.schedule.outstanding_limit(progress.phase, progress.phase_step)
         issued = await self._issue_up_to(kind, progress.settled(kind) + limit, progress, issued)
         issued = await self._issue_up_to(Kind.DEMO, self._demos_due(progress), progress, issued)
-        for each in Kind:
-            if issued[each] > before[each]:
-                log.info("tickets_issued", kind=each.value, count=issued[each] - before[each], step=progress.step)
+        for kind in Kind:
+            if count := issued[kind] - before[kind]:
+                log.info("tickets_issued", kind=kind.value, count=count, step=progress.step)
         return issued
 
     async def _issue_up_to(self, kind: Kind, end: int, progress: Progress, issued: dict[Kind, int]) -> dict[Kind, int]:
@@ -211,32 +211,32 @@ class Controller:
         if not self.eval_tasks:
             return False
         round_number, index = divmod(number, len(self.eval_tasks))
-        if round_number < self.config.eval_rounds:
-            return self.config.eval_step(round_number) <= step
+        if round_number < self.schedule.eval_rounds:
+            return self.schedule.eval_step(round_number) <= step
         # A run that was given more steps has spent a round on its former end. Its new end gets one of its own.
-        if step < self.config.total_steps or index:
+        if step < self.schedule.total_steps or index:
             return index > 0
         last = await self._queue.last_issued(Kind.EVAL)
-        return last is not None and last.issued_at_version.version < self.config.total_steps
+        return last is not None and last.issued_at_version.version < self.schedule.total_steps
 
     def _demos_due(self, progress: Progress) -> int:
         """Return how many demonstrations may have been issued in total for RL: those of the steps that have credit.
 
         A demonstration is quick to make. Bound to the steps, demonstrations cannot outnumber the groups of RL.
         """
-        if progress.phase is not Phase.RL or not self.config.rl.demos_per_step:
+        if progress.phase is not Phase.RL or not self.schedule.rl.demos_per_step:
             return 0
-        ahead = min(progress.phase_step + self.config.rl.max_staleness + 1, self.config.rl.steps)
+        ahead = min(progress.phase_step + self.schedule.rl.max_staleness + 1, self.schedule.rl.steps)
         ends = progress.outcomes.get(Kind.DEMO, Outcomes())
         # A demonstration that ended without being trained is replaced.
-        return self.config.demos_due(ahead) + ends.settled - ends.trained
+        return self.schedule.demos_due(ahead) + ends.settled - ends.trained
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
         yields, repeats = self._trained_announcements(progress) if train else ((), ())
-        drawn = (self._eval_task(number), False) if evaluation else self._curriculum.draw(kind, number, yields, repeats)
+        drawn = (self._eval_task(number), False) if evaluation else self.curriculum.draw(kind, number, yields, repeats)
         task, repeated = drawn
-        rollout, exam = self.config.rollout, self.config.eval
+        rollout, exam = self.schedule.rollout, self.schedule.eval
         horizon = self.horizon(task.env_id, progress, number) if train else exam.horizon if evaluation else None
         return Ticket(
             number=number,
@@ -244,8 +244,8 @@ class Controller:
             task=task,
             # An expert has nothing to be compared with, so a demonstration is a group of one under the last horizon.
             group_size=rollout.group_size if train else exam.samples if evaluation else 1,
-            horizon_turns=horizon or max(self.config.horizons(task.env_id)),
-            announce_horizon=self.config.horizon.announce,
+            horizon_turns=horizon or max(self.schedule.horizons(task.env_id)),
+            announce_horizon=self.schedule.horizon.announce,
             sampling=Sampling(
                 temperature=exam.temperature if evaluation else rollout.temperature,
                 max_turn_tokens=rollout.max_turn_tokens,
@@ -256,9 +256,9 @@ class Controller:
 
     def _trained_announcements(self, progress: Progress) -> tuple[Sequence[CategoryYield], Sequence[RepeatedTasks]]:
         """Return what the recipe draws by: the learner before a change of it announced other environments too."""
-        if self.config.curriculum.kind != "adaptive":
+        if not self.curriculum.adaptive:
             return (), ()
-        trained = {source.env_id for source in self.sources if Kind.TRAIN in source.kinds}
+        trained = {source.env_id for source in self.curriculum.sources if Kind.TRAIN in source.kinds}
         yields = [entry for entry in progress.yields if entry.env_id in trained]
         return yields, [entry for entry in progress.repeats if entry.env_id in trained]
 
@@ -270,18 +270,18 @@ class Controller:
 
         An adaptive one never shrinks.
         """
-        schedule, horizons = self.config.horizon, self.config.horizons(env_id)
+        schedule, horizons = self.schedule.horizon, self.schedule.horizons(env_id)
         if schedule.kind == "adaptive":
             grown = [growth.to_turns for growth in progress.growths if growth.env_id == env_id]
             return max(horizons[0], self._recorded.horizons.get(env_id, 0), *grown)
         step = progress.phase_step if progress.phase is Phase.RL else 0
         if number is None and schedule.kind == "shuffled":
             return horizons[-1]
-        return scheduled_turns(self.config, env_id, step, number or 0)
+        return scheduled_turns(self.schedule, self.curriculum.seed, env_id, step, number or 0)
 
     async def _record_horizons(self, progress: Progress) -> None:
         """Set the key before any ticket has a new horizon, so that no later controller issues a shorter one."""
-        horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.sources}
+        horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.curriculum.sources}
         if horizons != self._recorded.horizons:
             log.info("horizons_changed", before=self._recorded.horizons, now=horizons, step=progress.step)
             self._recorded = self._recorded.model_copy(update={"horizons": horizons})
@@ -300,7 +300,7 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        for line in self._curriculum.explained(*self._trained_announcements(progress)):
+        for line in self.curriculum.explained(*self._trained_announcements(progress)):
             self.metrics.set("curriculum_share", line.share, env=line.env_id, category=line.category)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0

@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from horizonrl.common.config.schedule import RunSchedule
-from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind, Phase
 from horizonrl.learner.intake.accounts import TicketAccounts, TicketNumbers
 
@@ -33,19 +32,21 @@ class Awaited(NamedTuple):
     version: int
 
 
-def waiting_for(config: RunConfig, dumped: Mapping[str, Any] | None = None, *, held: bool = True) -> "Waiting | None":
+def waiting_for(
+    schedule: RunSchedule, dumped: Mapping[str, Any] | None = None, *, held: bool = True
+) -> "Waiting | None":
     """Return what a run waits with, None if it drops. Without `held`, the log is not the one that was read."""
-    if config.rl.stale == "drop":
+    if schedule.rl.stale == "drop":
         return None
-    kept = dumped or {}
-    return Waiting(config, kept if held else {**kept, "held": ()})
+    commit = dumped or {}
+    return Waiting(schedule, commit if held else {**commit, "held": ()})
 
 
 class Waiting:
     """The deadlines of a run's train tickets, and the groups that are held for a later step."""
 
-    def __init__(self, config: RunSchedule, dumped: Mapping[str, Any]) -> None:
-        self._config = config
+    def __init__(self, schedule: RunSchedule, dumped: Mapping[str, Any]) -> None:
+        self._schedule = schedule
         self._deadlines = [Deadline(*pair) for pair in dumped.get("deadlines", ())]
         self._held: dict[int, tuple[int, Group]] = {}
         """By ticket number, the sequence and the group."""
@@ -90,11 +91,11 @@ class Waiting:
 
     def close(self, version: int, accounts: TicketAccounts) -> None:
         """Note the deadline of what was issued up to the end of `version`, before its step is settled."""
-        phase, phase_step = self._config.phase(version)
+        phase, phase_step = self._schedule.phase(version)
         if phase is Phase.RL:
             # The controller issues tickets until so many are outstanding, in the order of their numbers.
-            below = accounts.after_unsettled(Kind.TRAIN, self._config.outstanding_limit(phase, phase_step))
-            self._deadlines.append(Deadline(below, self._config.trainable_until(version)))
+            below = accounts.after_unsettled(Kind.TRAIN, self._schedule.outstanding_limit(phase, phase_step))
+            self._deadlines.append(Deadline(below, self._schedule.trainable_until(version)))
 
     def dump(self, accounts: TicketAccounts) -> dict[str, Any]:
         """Return what a commit holds, as JSON-able values."""

@@ -7,10 +7,8 @@ Fenced here, before it changes anything.
 import asyncio
 
 from horizonrl.common.logs import get_logger
-from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.engine.thread import EngineThread
-from horizonrl.learner.loop.fence import Fence
+from horizonrl.learner.loop.ports import Ports
 from horizonrl.learner.loop.state import LearnerState
 from horizonrl.learner.loop.weights import WeightsPublisher
 
@@ -18,14 +16,10 @@ log = get_logger()
 
 
 class Announcer:
-    def __init__(
-        self, state: LearnerState, fence: Fence, weights: WeightsPublisher, engine: EngineThread, metrics: Metrics
-    ) -> None:
-        self._engine = engine
+    def __init__(self, ports: Ports, state: LearnerState, weights: WeightsPublisher) -> None:
+        self._ports = ports
         self._state = state
-        self._fence = fence
         self._weights = weights
-        self._metrics = metrics
         self._step: int | None = None
         """The step that this learner announced last."""
         # A version may be on its way while a key frame is asked for: both extend one chain of changes.
@@ -42,16 +36,16 @@ class Announcer:
     async def announce_progress(self) -> None:
         """Set the key `progress`."""
         self._step = self._state.step
-        await self._fence.announce(self._state.progress())
+        await self._ports.fence.announce(self._state.progress())
 
     async def announce_end(self) -> None:
         """Tell controller and actors that the run is over."""
-        await self._fence.announce(self._state.progress(finished=True))
+        await self._ports.fence.announce(self._state.progress(finished=True))
         await self._weights.announce_end(self._state.step)
 
     async def announce_version(self, weights_digest: str) -> None:
         """Announce a committed step: to the actors if its version is one that they get, to the controller always."""
-        if self._state.config.publishes(self._state.step):
+        if self._state.schedule.publishes(self._state.step):
             # Before progress: the controller answers progress with tickets of this version, and an actor waits for its
             # weights.
             await self.announce_weights(weights_digest)
@@ -65,7 +59,7 @@ class Announcer:
         async with self._sending:
             self._keep_awaited()
             await self._weights.publish(self._state.policy, digest)
-        self._metrics.set("learner_policy_version", self._state.step)
+        self._ports.metrics.set("learner_policy_version", self._state.step)
 
     async def repair_weights(self, damaged: PolicyVersion) -> None:
         """Give actors a key frame if one of them cannot make the version `damaged` from what the broker holds."""
@@ -74,7 +68,7 @@ class Announcer:
                 # Between two steps the engine has the present version, which may be newer than the one that is gone.
                 policy = self._state.policy
                 log.warning("weights_written_again", damaged=str(damaged), version=str(policy))
-                digest = await self._engine.write_weights(self._weights.path_for(policy))
+                digest = await self._ports.engine.write_weights(self._weights.path_for(policy))
                 await self._weights.publish(policy, digest)
             else:
                 await self._weights.repair(damaged)

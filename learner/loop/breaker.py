@@ -31,8 +31,10 @@ CURES = {
 
 
 class Breaker:
-    def __init__(self, state: LearnerState) -> None:
+    def __init__(self, state: LearnerState, patience_s: float) -> None:
         self._state = state
+        self._patience_s = patience_s
+        """Time that a run which has trained waits for a group (`learner.step_timeout_s`)."""
         self._warned = 0
         """Dropped groups of the step at the last warning."""
         self._voids = 0
@@ -42,13 +44,13 @@ class Breaker:
     def notice(self, record: Group | Void) -> None:
         """Take the end of a ticket into account. Raises NoGroups when tickets end without a group, again and again.
 
-        A run that has trained waits for `learner.step_timeout_s`: a server of its environments may come back.
+        A run that has trained is patient: a server of its environments may come back.
         """
         if isinstance(record, Group):
             self._voids, self._last_group_at = 0, time.monotonic()
             return
         self._voids += 1
-        patience_s = self._state.config.learner.step_timeout_s if self._state.step else 0.0
+        patience_s = self._patience_s if self._state.step else 0.0
         if self._voids >= VOID_IN_A_ROW and time.monotonic() - self._last_group_at >= patience_s:
             raise NoGroups(
                 f"the last {self._voids} tickets ended without a group, the last one of "

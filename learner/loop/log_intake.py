@@ -8,14 +8,12 @@ any group can be trained on.
 import time
 
 from horizonrl.broker.groups import DeadLetter, Entry, LogReader
-from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.logs import get_logger
-from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, Void
-from horizonrl.learner.loop.announcer import Announcer
 from horizonrl.learner.loop.breaker import Breaker
 from horizonrl.learner.loop.log_space import LogSpace
-from horizonrl.learner.loop.recorder import Recorder
+from horizonrl.learner.loop.ports import Ports
+from horizonrl.learner.loop.publication import Publication
 from horizonrl.learner.loop.state import LearnerState
 
 log = get_logger()
@@ -32,20 +30,19 @@ QUIET_S = 60.0
 class LogIntake:
     def __init__(
         self,
+        ports: Ports,
         state: LearnerState,
-        tickets: TicketQueue,
-        announcer: Announcer,
-        recorder: Recorder,
+        publication: Publication,
         log_space: LogSpace,
-        metrics: Metrics,
+        patience_s: float,
     ) -> None:
+        self._ports = ports
         self._state = state
-        self._tickets = tickets
-        self._announcer = announcer
-        self._recorder = recorder
+        self._publication = publication
         self._log_space = log_space
-        self._metrics = metrics
-        self._breaker = Breaker(state)
+        self._patience_s = patience_s
+        """Time without an entry after which nobody plays the tickets any more (`learner.step_timeout_s`)."""
+        self._breaker = Breaker(state, patience_s)
         self.tickets_issued = 0
         """Tickets that had been issued when the last batch was full."""
         self._announced_at = -ANNOUNCE_S
@@ -81,27 +78,25 @@ class LogIntake:
         # A full batch is announced at once: its tickets can be replaced while it trains.
         if self._unannounced:
             await self._announce()
-        self.tickets_issued = sum([await self._tickets.count_issued(kind) for kind in Kind])
+        self.tickets_issued = sum([await self._ports.tickets.count_issued(kind) for kind in Kind])
 
     async def await_evaluations(self, reader: LogReader) -> None:
         """Consume entries until every evaluation has ended, including the one after the last step.
 
         Takes entries of the log. Gives results of evaluations, and progress. Waits for eval groups; woken by each
-        entry, and by the clock. Without an entry for `learner.step_timeout_s` nobody plays the tickets any more, so it
-        returns with evaluations missing.
+        entry, and by the clock. Returns with evaluations missing if no entry comes for long.
         """
         state = self._state
-        config = state.config
         due = await self._evaluations_due()
-        patience_s, last_entry_at = config.learner.step_timeout_s, time.monotonic()
+        last_entry_at = time.monotonic()
         while (ended := state.collector.accounts.outcomes()[Kind.EVAL].settled) < due:
-            entry = await self._next(reader, min(LOOK_S, QUIET_S, patience_s))
+            entry = await self._next(reader, min(LOOK_S, QUIET_S, self._patience_s))
             if entry is None:
                 if await self._log_space.is_short(state.last_commit.cursor):
                     await self._log_space.free(short=True)
                 if (waited_s := time.monotonic() - last_entry_at) >= QUIET_S:
                     await self._log_space.check(ended, due, "the evaluations", reader.largest_bytes)
-                if waited_s >= patience_s:
+                if waited_s >= self._patience_s:
                     log.warning("evaluation_given_up", missing=due - ended, waited_s=round(waited_s))
                     return
                 continue
@@ -123,20 +118,20 @@ class LogIntake:
     async def _announce(self) -> None:
         # Before the put, so that a slow broker does not make the next one wait for longer.
         self._announced_at, self._unannounced = time.monotonic(), False
-        await self._announcer.announce_consumed()
+        await self._publication.announcer.announce_consumed()
 
     async def _evaluations_due(self) -> int:
         """Return how many eval tickets the run has in all: whole rounds, of which one judges the last version."""
-        config, tasks = self._state.config, len(self._state.eval_tasks)
-        issued = await self._tickets.count_issued(Kind.EVAL)
+        schedule, tasks = self._state.schedule, len(self._state.eval_tasks)
+        issued = await self._ports.tickets.count_issued(Kind.EVAL)
         if not tasks:
             return issued
-        last = await self._tickets.last_issued(Kind.EVAL)
+        last = await self._ports.tickets.last_issued(Kind.EVAL)
         # Rounded up: a round that has begun is completed, by the next controller if need be.
         rounds = -(-issued // tasks)
-        if last is None or last.issued_at_version.version < config.total_steps:
+        if last is None or last.issued_at_version.version < schedule.total_steps:
             rounds += 1  # the controller has yet to issue it
-        return tasks * max(rounds, config.eval_rounds)
+        return tasks * max(rounds, schedule.eval_rounds)
 
     async def _consume(self, entry: Entry) -> None:
         """Let the collector settle or admit an entry, count it, and record the evaluation that it ends."""
@@ -146,21 +141,21 @@ class LogIntake:
         if collector.read_again(entry, self._state.position):  # counted and announced before the commit
             return
         # Without ticket keys anyone can write under any ticket id. A ticket that is issued later must not be ended now.
-        if entry.ends is not None and not await self._tickets.was_issued(*entry.ends):
+        if entry.ends is not None and not await self._ports.tickets.was_issued(*entry.ends):
             kind, number = entry.ends
             log.warning("end_of_no_ticket", sequence=entry.sequence, kind=kind.value, number=number)
-            self._metrics.count("log_entries_refused_total", reason="never_issued")
+            self._ports.metrics.count("log_entries_refused_total", reason="never_issued")
             collector.pass_over(entry)
             return
         repeats = collector.pending.repeats
         end = collector.consume(entry, self._state.position)
         if isinstance(entry.record, DeadLetter):
-            self._metrics.count("log_entries_refused_total", reason=entry.record.cause)
+            self._ports.metrics.count("log_entries_refused_total", reason=entry.record.cause)
         elif collector.pending.repeats > repeats:
-            self._metrics.count("log_entries_refused_total", reason="repeat")
+            self._ports.metrics.count("log_entries_refused_total", reason="repeat")
         elif isinstance(entry.record, (Group, Void)):
             self._breaker.notice(entry.record)
         if end is not None:
-            await self._recorder.record_evaluated(end)
+            await self._publication.recorder.record_evaluated(end)
         if isinstance(entry.record, Group) and entry.record.damaged_version is not None:
-            await self._announcer.repair_weights(entry.record.damaged_version)
+            await self._publication.announcer.repair_weights(entry.record.damaged_version)

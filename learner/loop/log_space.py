@@ -7,15 +7,12 @@ settled would wait forever, so it frees them with an early checkpoint.
 from collections.abc import Sequence
 from contextlib import suppress
 
-from horizonrl.broker.api import Extent, Stream, Transport
+from horizonrl.broker.api import Extent, Stream
 from horizonrl.broker.continuity import resume_position
-from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.signing import TicketSigner
-from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import LogFull, LogGap
 from horizonrl.common.logs import get_logger
-from horizonrl.learner.loop.fence import Fence
-from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
+from horizonrl.learner.loop.ports import Ports
+from horizonrl.learner.records.checkpoint import Checkpoint
 
 log = get_logger()
 
@@ -24,13 +21,10 @@ SHORT_SHARE = 0.5
 
 
 class LogSpace:
-    def __init__(self, config: RunConfig, transport: Transport, fence: Fence, checkpoints: CheckpointStore) -> None:
-        self._transport = transport
-        self._groups = GroupLog(transport, TicketSigner.load(config.run.name, config.broker.ticket_key))
-        self._fence = fence
-        self._checkpoints = checkpoints
-        self._keep = config.learner.keep_log
-        self._total_steps = config.total_steps
+    def __init__(self, ports: Ports, *, keep: bool, total_steps: int) -> None:
+        self._ports = ports
+        self._keep = keep
+        self._total_steps = total_steps
         self._short_at = 0
         """Cursor of the commit at which the log was last found short: only a later commit can free more."""
         self._foreseen = False
@@ -52,32 +46,32 @@ class LogSpace:
         A log that is kept whole is only checked against its bound. Raises Fenced when another learner speaks for the
         run: that learner may need all of it.
         """
-        kept = self._checkpoints.all()
+        checkpoints = self._ports.checkpoints.all()
         if self._keep:
-            await self._foresee(kept[0].step if kept else 0)
+            await self._foresee(checkpoints[0].step if checkpoints else 0)
             return
         # Down to the newest checkpoint, without which the run could not resume: what it needs is never freed.
-        while kept:
-            floor = await self._needed_from(kept)
+        while checkpoints:
+            floor = await self._needed_from(checkpoints)
             # A purge has no condition that the broker could check, so the fence is asked first (one learner speaks).
-            await self._fence.check()
+            await self._ports.fence.check()
             if floor > (await self._extent()).first_sequence:
-                await self._groups.purge_below(floor)
+                await self._ports.log.purge_below(floor)
             if not (short and _tight(await self._extent())):
                 return
-            kept.pop()
+            checkpoints.pop()
 
     async def _needed_from(self, checkpoints: Sequence[Checkpoint]) -> int:
         """Return the lowest sequence that a checkpoint needs: its last entry, whose mark proves that the log is its.
 
         Groups that it holds for a later step lie before that.
         """
-        places = []
+        positions = []
         for checkpoint in checkpoints:
             with suppress(LogGap):  # an older one's entries were freed when the log was short
-                place = await resume_position(self._transport, checkpoint.cursor, checkpoint.mark)
-                places.append(min([place, *checkpoint.held]))
-        return min(places, default=0)
+                position = await resume_position(self._ports.transport, checkpoint.cursor, checkpoint.mark)
+                positions.append(min([position, *checkpoint.held]))
+        return min(positions, default=0)
 
     async def _foresee(self, step: int) -> None:
         """Warn once when the log will not hold the whole run."""
@@ -119,7 +113,7 @@ class LogSpace:
         )
 
     async def _extent(self) -> Extent:
-        return await self._transport.extent(Stream.GROUPS)
+        return await self._ports.transport.extent(Stream.GROUPS)
 
 
 def _tight(extent: Extent) -> bool:

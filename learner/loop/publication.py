@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 
 from horizonrl.common.service import until_stopped
-from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.loop.announcer import Announcer
+from horizonrl.learner.loop.ports import Ports
 from horizonrl.learner.loop.recorder import Recorder
 from horizonrl.learner.loop.state import LearnerState
 from horizonrl.learner.loop.weights import WeightsPublisher
@@ -20,12 +20,11 @@ from horizonrl.learner.records.report import StepTimes, TakenStep
 
 @dataclass
 class Publication:
+    ports: Ports
     state: LearnerState
-    engine: EngineThread
     weights: WeightsPublisher
     announcer: Announcer
     recorder: Recorder
-    stopping: asyncio.Event
 
     def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -62,16 +61,16 @@ class Publication:
         step_s: "asyncio.Future[float]",
     ) -> None:
         # Also for a version that actors never get: the ledger holds its digest, and a checkpoint links its file.
-        written = await self.engine.begin_write_weights(self.weights.path_for(step.policy))
+        written = await self.ports.engine.begin_write_weights(self.weights.path_for(step.policy))
         began = time.monotonic()
         begun.set_result(None)
         digest = await written
         # Recorded before it is announced: a step that is known to anyone has a line in the ledger.
         await self.recorder.record_commit(background, step, digest)
-        await until_stopped(self.announcer.announce_version(digest), self.stopping)
+        await until_stopped(self.announcer.announce_version(digest), self.ports.stopping)
         publish_s = time.monotonic() - began
         # 0 for a version that actors never get.
-        weights_bytes = self.weights.published_bytes if self.state.config.publishes(step.policy.version) else 0
+        weights_bytes = self.weights.published_bytes if self.state.schedule.publishes(step.policy.version) else 0
         took_s = await step_s
         times = StepTimes(step.wait_s, took_s, publish_s, weights_bytes, ended_at=step.began_at + took_s)
         await self.recorder.record_step(step, times)

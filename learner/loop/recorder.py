@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from horizonrl.common.logs import get_logger
-from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Phase, PolicyVersion
 from horizonrl.learner.intake.collector import EvalEnd, PendingBatch
+from horizonrl.learner.loop.ports import Ports
 from horizonrl.learner.loop.state import LearnerState
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.evaluation import count_end, evaluation_line, mirror_evaluation
-from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, TakenStep, drawn_from, ledger_line, metrics_line, mirror_metrics
 
 log = get_logger()
@@ -31,13 +30,18 @@ BEYOND_SHARE = 0.5
 
 class Recorder:
     def __init__(
-        self, state: LearnerState, journal: Journal, best: Best, weights: WeightsPublisher, metrics: Metrics
+        self,
+        ports: Ports,
+        state: LearnerState,
+        best: Best,
+        weights: WeightsPublisher,
+        keep_episodes_bytes: int,
     ) -> None:
+        self._ports = ports
         self._state = state
-        self._journal = journal
         self._best = best
         self._weights = weights
-        self._metrics = metrics
+        self._keep_episodes_bytes = keep_episodes_bytes
         self._writing: asyncio.Task[None] | None = None
         """The episodes of the last step that are being written."""
         self._context_is_short: set[str] = set()
@@ -50,7 +54,7 @@ class Recorder:
         # In threads, here and below: an fsync may take a second, and the episodes of a large step take minutes.
         data_digest = await asyncio.to_thread(step.batch.digest)
         line = ledger_line(step.policy, step.cursor, step.pending, data_digest, weights_digest)
-        await asyncio.to_thread(self._journal.write_ledger, line)
+        await asyncio.to_thread(self._ports.journal.write_ledger, line)
         # One step at a time, so that what waits to be written is bounded.
         await self.written()
         self._writing = background.create_task(self._write_episodes(step.policy.version, step.pending))
@@ -62,25 +66,25 @@ class Recorder:
             await asyncio.shield(self._writing)
 
     async def _write_episodes(self, step: int, pending: PendingBatch) -> None:
-        await asyncio.to_thread(self._journal.write_episodes, step, pending.consumed)
-        await asyncio.to_thread(self._journal.free_episodes, self._state.config.learner.keep_episodes_bytes)
+        await asyncio.to_thread(self._ports.journal.write_episodes, step, pending.consumed)
+        await asyncio.to_thread(self._ports.journal.free_episodes, self._keep_episodes_bytes)
 
     async def record_step(self, step: TakenStep, times: StepTimes) -> None:
         """Write the line of `metrics.jsonl` of the last committed step, and mirror it."""
         state, phase, pending = self._state, step.phase, step.pending
-        rl_step = state.step - state.config.imitation.steps
+        rl_step = state.step - state.schedule.imitation.steps
         # The state keeps each environment's last growth, which may be many steps old.
         grown = [growth for growth in state.horizons.growths() if growth.phase_step == rl_step]
         drawn = drawn_from(state.curriculum.explained(state.yields.all(), state.yields.repeats()))
         line = await asyncio.to_thread(metrics_line, phase, step.policy, pending, step.stats, times)
         line |= {"tickets_issued": step.tickets_issued, "tickets_outstanding": step.tickets_outstanding}
         line |= {"growths": [growth.model_dump() for growth in grown], "curriculum": drawn}
-        await asyncio.to_thread(self._journal.write_metrics, line)
-        mirror_metrics(self._metrics, line, pending)
+        await asyncio.to_thread(self._ports.journal.write_metrics, line)
+        mirror_metrics(self._ports.metrics, line, pending)
         self._warn_of_context(phase, line["environments"])
         self._warn_of_horizon(phase, pending, line["horizons"])
         for growth in grown:
-            self._metrics.count("horizon_growths_total", env=growth.env_id)
+            self._ports.metrics.count("horizon_growths_total", env=growth.env_id)
             log.info("horizon_grown", **growth.model_dump())
         log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
 
@@ -89,14 +93,15 @@ class Recorder:
             share = outcome["context_share"] or 0.0
             if phase is Phase.RL and share > CONTEXT_SHARE and env not in self._context_is_short:
                 self._context_is_short.add(env)
-                limit = self._state.config.model.max_context_tokens
+                limit = self._state.rules.max_context_tokens
                 log.warning("context_before_horizon", env=env, share=share, max_context_tokens=limit)
 
     def _warn_of_horizon(self, phase: Phase, pending: PendingBatch, horizons: Mapping[str, int]) -> None:
         """Say once if experts need more turns than RL begins with: it then teaches how to lose a task slowly."""
         if phase is Phase.IMITATION:
             for group in pending.consumed:
-                self._expert_turns[group.ticket.task.env_id].update(len(each.turns) for each in group.valid_episodes)
+                turns = self._expert_turns[group.ticket.task.env_id]
+                turns.update(len(episode.turns) for episode in group.valid_episodes)
             return
         for env, horizon in horizons.items():
             turns = self._expert_turns.pop(env, Counter())
@@ -107,16 +112,16 @@ class Recorder:
     async def record_evaluated(self, end: EvalEnd) -> None:
         """Take the end of an eval ticket; if it completes its round, write the result and keep the best version."""
         state = self._state
-        count_end(self._metrics, end)
+        count_end(self._ports.metrics, end)
         if end.group is not None:
-            await asyncio.to_thread(self._journal.write_held_out, state.step + 1, end.group)
+            await asyncio.to_thread(self._ports.journal.write_held_out, state.step + 1, end.group)
         results = state.rounds.add(end)
         if results is None:
             return
         # The step that is in the making: the round is rolled back together with it, and written again.
-        line = evaluation_line(results, state.config, state.policy, settled_step=state.step + 1)
-        await asyncio.to_thread(self._journal.write_evaluation, line)
-        mirror_evaluation(self._metrics, line)
+        line = evaluation_line(results, state.schedule, state.policy, settled_step=state.step + 1)
+        await asyncio.to_thread(self._ports.journal.write_evaluation, line)
+        mirror_evaluation(self._ports.metrics, line)
         judged = PolicyVersion(version=line["version"], lineage=line["lineage"])
         with self._weights.reading(judged) as weights:
             best = await asyncio.to_thread(self._best.offer, line, weights)

@@ -18,55 +18,54 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from horizonrl.broker.api import Transport
 from horizonrl.broker.continuity import resume_position
 from horizonrl.common.config.changes import config_changes
-from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger
-from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import foreign_files
 from horizonrl.common.service import until_stopped
 from horizonrl.common.state import Progress
-from horizonrl.learner.controller.curriculum import EvalTask
 from horizonrl.learner.engine.checkpoint.weights_file import WEIGHTS_FILE
-from horizonrl.learner.engine.thread import EngineThread
-from horizonrl.learner.loop.announcer import Announcer
-from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.log_space import LogSpace
+from horizonrl.learner.loop.ports import Ports
 from horizonrl.learner.loop.publication import Publication
-from horizonrl.learner.loop.recorder import Recorder
 from horizonrl.learner.loop.state import LearnerState
-from horizonrl.learner.loop.weights import WeightsPublisher
-from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
-from horizonrl.learner.records.evaluation import plan_digest
-from horizonrl.learner.records.journal import Journal
+from horizonrl.learner.records.checkpoint import Checkpoint
 
 log = get_logger()
 
 CPU_KINDS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 """Flags of a processor by which torch and oneDNN choose their kernels."""
+LORA_RANK = "lora.rank"
 UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError)
 """What a file raises that has the right size and the wrong bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What checkpoints and `lineages.jsonl` say of a run, beside where it stands."""
+
+    directory: Path
+    identity: Mapping[str, str]
+    """What must stay the same for a run to go on: digests, and the rank of LoRA's adapters."""
+    config: Mapping[str, Any]
+    """What may change between two learners, and is written down when it does."""
+    machine: Mapping[str, Any]
+    ranks: int
+
+    @property
+    def adapters(self) -> bool:
+        """Whether adapters are trained, beside a frozen model."""
+        return LORA_RANK in self.identity
+
+
 @dataclass
 class Recovery:
+    ports: Ports
     state: LearnerState
-    identity: Mapping[str, str]
-    """What a checkpoint must match to be resumed (`run_identity`)."""
-    transport: Transport
-    engine: EngineThread
-    fence: Fence
-    announcer: Announcer
-    weights: WeightsPublisher
-    checkpoints: CheckpointStore
-    journal: Journal
-    recorder: Recorder
+    run: RunRecord
     publication: Publication
     log_space: LogSpace
-    metrics: Metrics
-    stopping: asyncio.Event
 
     def __post_init__(self) -> None:
         self._saved_step = 0
@@ -80,48 +79,48 @@ class Recovery:
 
     async def resume(self) -> None:
         """Take the run over where its newest checkpoint stands, on a new lineage if the run had one before."""
-        config = self.state.config
-        earlier, announced = await self.fence.look()
-        lineages, kept = self.journal.lineages(), self.checkpoints.all()
+        weights = self.publication.weights
+        earlier, announced = await self.ports.fence.look()
+        lineages, checkpoints = self.ports.journal.lineages(), self.ports.checkpoints.all()
         # Before this learner has said a word: one with an empty directory must not displace the learner that holds the
         # run.
-        check_directory(config.run_dir, bool(lineages) or bool(kept), earlier)
+        check_directory(self.run.directory, bool(lineages) or bool(checkpoints), earlier)
         # Journal, checkpoints and broker are asked, since any of them may have lost its part. A lineage that is used
         # twice would give two policies one name.
-        lineages += [checkpoint.lineage for checkpoint in kept]
+        lineages += [checkpoint.lineage for checkpoint in checkpoints]
         lineages += [record.policy.lineage for record in (earlier, announced) if record is not None]
         self.state.lineage = max(lineages, default=-1) + 1
-        if config.lora.rank and not self.weights.share_files:
+        if self.run.adapters and not weights.share_files:
             # Before `load`: adapters begin at 0, so these are the frozen model's weights.
-            await self.engine.write_weights(self.weights.base_file)
-        checkpoint, digest, damaged = await self._load(kept)
+            await self.ports.engine.write_weights(weights.base_file)
+        checkpoint, digest, damaged = await self._load(checkpoints)
         changed: dict[str, tuple[Any, Any]] = {}
         if checkpoint is not None:
-            before, now = dict(checkpoint.state["config"]), comparable(config)
+            before, now = dict(checkpoint.state["config"]), dict(self.run.config)
             if "broker" not in before:  # of a release that did not keep the section
                 del now["broker"]
             changed = config_changes(before, now)
         # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
-        log_cut = await self._find_place()
+        log_cut = await self._find_position()
         # Actors begin with version 0 of lineage 0 as their own copy, so it is never announced. An evaluation needs its
         # file all the same: it may be the best version.
         if checkpoint is None and (self.state.lineage or self.state.eval_tasks):
-            digest = await self.engine.write_weights(self.weights.path_for(self.state.policy))
+            digest = await self.ports.engine.write_weights(weights.path_for(self.state.policy))
         # Everything that may refuse to resume has been tried. Repeating the last learner's word fences that learner,
         # and tells the controller nothing new. Only the next word is this learner's own.
-        await self.fence.announce(earlier or self.state.progress())
+        await self.ports.fence.announce(earlier or self.state.progress())
         # Cuts the journal, so it waits until this learner has spoken: one that is refused must not cut another
         # learner's lines.
         for name in damaged:
-            self.checkpoints.set_aside(name)
+            self.ports.checkpoints.set_aside(name)
         passed_over = {"checkpoints_damaged": damaged} if damaged else {}
         self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut | passed_over)
         # Also for version 0: with a version that was rolled back, actors would make groups that are dropped as
         # `lineage`.
         if self.state.lineage:
-            await self.announcer.announce_weights(digest)
+            await self.publication.announcer.announce_weights(digest)
         # After the weights: tickets follow from progress, and an actor waits for the version that its ticket names.
-        await self.announcer.announce_progress()
+        await self.publication.announcer.announce_progress()
         # A learner killed between a checkpoint and its purge may leave a full log, on which publishers would wait for
         # ever.
         await self.log_space.free()
@@ -132,12 +131,12 @@ class Recovery:
         Returns the checkpoint, the digest of that file, and by their names why newer ones were passed over. Raises
         CheckpointError if there are checkpoints and none is whole.
         """
-        damaged = self.checkpoints.damaged()
+        damaged = self.ports.checkpoints.damaged()
         for checkpoint in kept:
             try:
-                check_identity(checkpoint, self.identity)
+                check_identity(checkpoint, self.run.identity)
                 self.state.restore(checkpoint.state)
-                check_phase(checkpoint, self.state.config.imitation.steps)
+                check_phase(checkpoint, self.state.schedule.imitation.steps)
                 await self._load_engine(checkpoint)
                 digest = await self._write_checked(checkpoint)
             except CheckpointMismatch:
@@ -152,7 +151,7 @@ class Recovery:
         if kept:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in damaged.items())
             raise CheckpointError(
-                f"no checkpoint of {self.state.config.run_dir} is whole ({reasons}): restore one from a copy, or move "
+                f"no checkpoint of {self.run.directory} is whole ({reasons}): restore one from a copy, or move "
                 "all of them away to train again from the group log, if it was kept (learner.keep_log)"
             )
         for name, reason in damaged.items():
@@ -161,12 +160,11 @@ class Recovery:
 
     async def _load_engine(self, checkpoint: Checkpoint) -> None:
         try:
-            await self.engine.load(checkpoint.path)
+            await self.ports.engine.load(checkpoint.path)
         except CheckpointMismatch:
             raise
         except (CheckpointError, *UNDECODABLE) as error:
-            learner = self.state.config.learner
-            if learner.ranks * learner.nodes == 1:
+            if self.run.ranks == 1:
                 raise
             # The other ranks wait in a call that the first one has left.
             raise CheckpointMismatch(
@@ -178,56 +176,56 @@ class Recovery:
 
         Raises CheckpointError if the ledger has another digest of that step: a bit has flipped on the disk.
         """
-        file = self.weights.path_for(self.state.policy)
-        digest = await self.engine.write_weights(file)
-        recorded = self.journal.weights_digest(checkpoint.step)
+        file = self.publication.weights.path_for(self.state.policy)
+        digest = await self.ports.engine.write_weights(file)
+        recorded = self.ports.journal.weights_digest(checkpoint.step)
         if recorded in (None, digest):
             return digest
-        if self.state.config.lora.rank:
+        if self.run.adapters:
             # Merging multiplies matrices: another kind of processor may round otherwise.
             log.warning("weights_differ", step=checkpoint.step, ledger=recorded, loaded=digest)
             return digest
         file.unlink()
         raise CheckpointError(f"its weights have the digest {digest}, and those of the ledger {recorded}")
 
-    async def _find_place(self) -> dict[str, Any]:
+    async def _find_position(self) -> dict[str, Any]:
         """Move the cursor if the log has lost entries that it counts; return what to record of that.
 
         Raises CheckpointMismatch when the log does not hold what comes next.
         """
         commit = self.state.last_commit
         try:
-            place = await resume_position(self.transport, commit.cursor, commit.mark)
-            if place == commit.cursor:  # what the commit held lies before it, and has to be there too
-                await resume_position(self.transport, self.state.collector.read_after, "")
+            position = await resume_position(self.ports.transport, commit.cursor, commit.mark)
+            if position == commit.cursor:  # what the commit held lies before it, and has to be there too
+                await resume_position(self.ports.transport, self.state.collector.read_after, "")
         except LogGap as error:
             raise CheckpointMismatch(
-                f"{self.state.config.run_dir} cannot be resumed from step {commit.step}: {error}"
+                f"{self.run.directory} cannot be resumed from step {commit.step}: {error}"
             ) from None
-        if place == commit.cursor:
+        if position == commit.cursor:
             return {}
-        log.warning("log_cut", cursor=commit.cursor, read_on_after=place, step=commit.step)
+        log.warning("log_cut", cursor=commit.cursor, read_on_after=position, step=commit.step)
         # To read entries again is harmless: the accounts know tickets by number, not by sequence (ADR 1).
-        self.state.move_cursor(place)
-        return {"log_cut": {"cursor": commit.cursor, "read_on_after": place}}
+        self.state.move_cursor(position)
+        return {"log_cut": {"cursor": commit.cursor, "read_on_after": position}}
 
     def _record_start(self, resumed: bool, more: dict[str, Any]) -> None:
         step, lineage, now = self.state.step, self.state.lineage, time.time()
-        self.journal.rewind(step)
-        line = {"lineage": lineage, "from_step": step, "time": now, "machine": machine(self.state.config)}
-        self.journal.write_lineage(line | more)
-        if foreign := foreign_files(self.state.config.run_dir):
+        self.ports.journal.rewind(step)
+        line = {"lineage": lineage, "from_step": step, "time": now, "machine": self.run.machine}
+        self.ports.journal.write_lineage(line | more)
+        if foreign := foreign_files(self.run.directory):
             log.warning("foreign_files", files=foreign)
         log.info("learner_started", step=step, lineage=lineage, resumed=resumed, **more)
-        self.metrics.set("learner_lineage", lineage)
-        self.metrics.set("learner_step_timestamp_seconds", now)
-        self.metrics.set("max_staleness_versions", self.state.rules.max_staleness)
+        self.ports.metrics.set("learner_lineage", lineage)
+        self.ports.metrics.set("learner_step_timestamp_seconds", now)
+        self.ports.metrics.set("max_staleness_versions", self.state.rules.max_staleness)
         self._report_disk(now)
 
     def _report_disk(self, saved_at: float) -> None:
-        usage = shutil.disk_usage(self.state.config.run_dir)
-        self.metrics.set("checkpoint_timestamp_seconds", saved_at)
-        self.metrics.set("disk_free_ratio", usage.free / usage.total)
+        usage = shutil.disk_usage(self.run.directory)
+        self.ports.metrics.set("checkpoint_timestamp_seconds", saved_at)
+        self.ports.metrics.set("disk_free_ratio", usage.free / usage.total)
 
     # ---- checkpoints
 
@@ -242,8 +240,8 @@ class Recovery:
         step = self.state.step
         state = asdict(self.state.last_commit) | {
             "lineage": self.state.lineage,
-            "identity": dict(self.identity),
-            "config": comparable(self.state.config),
+            "identity": dict(self.run.identity),
+            "config": dict(self.run.config),
         }
         self._saved_step = step
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -251,7 +249,7 @@ class Recovery:
         # From here on the engine keeps what it writes as it is: its next optimizer step waits for the files. If the
         # task fails before that, the group ends this one.
         await begun
-        self._begun = time.monotonic() - started, self.engine.stalled_s
+        self._begun = time.monotonic() - started, self.ports.engine.stalled_s
 
     def count_stall(self, waited_s: float = 0.0) -> None:
         """Record for how long the last checkpoint has stalled the training, once the step after it has been taken.
@@ -261,8 +259,8 @@ class Recovery:
         if self._begun is not None:
             begin_s, stalled_s = self._begun
             self._begun = None
-            stall_s = begin_s + self.engine.stalled_s - stalled_s + waited_s
-            self.metrics.observe("checkpoint_seconds", stall_s)
+            stall_s = begin_s + self.ports.engine.stalled_s - stalled_s + waited_s
+            self.ports.metrics.observe("checkpoint_seconds", stall_s)
             log.info("checkpoint_stall", step=self._saved_step, stall_s=round(stall_s, 3))
 
     async def saved(self) -> None:
@@ -273,11 +271,11 @@ class Recovery:
 
     async def _write(self, step: int, state: dict[str, Any], begun: asyncio.Future[None]) -> None:
         """Write a checkpoint and make it durable, then free what of the log it makes superfluous."""
-        started, weights = time.monotonic(), self.weights.path_for(self.state.policy)
+        started, weights = time.monotonic(), self.publication.weights.path_for(self.state.policy)
         # Its own: a later one ends only after the next checkpoint has begun, which waits for this one to be sealed.
         publication = self.publication.latest
-        with self.checkpoints.filling(step) as directory:
-            written = await self.engine.begin_save(directory, state)
+        with self.ports.checkpoints.filling(step) as directory:
+            written = await self.ports.engine.begin_save(directory, state)
             begin_s = time.monotonic() - started
             begun.set_result(None)
             await written
@@ -286,35 +284,17 @@ class Recovery:
             os.link(weights, directory / WEIGHTS_FILE)
         write_s = time.monotonic() - started
         # A step that is never trained again is never written again.
-        await self.recorder.written()
+        await self.publication.recorder.written()
         # In a thread, because fsync blocks: the event loop has to answer the broker and the health checks meanwhile.
-        await asyncio.to_thread(self.checkpoints.seal, step, state)
+        await asyncio.to_thread(self.ports.checkpoints.seal, step, state)
         times = {"begin_s": begin_s, "write_s": write_s, "seal_s": time.monotonic() - started - write_s}
         self._report_disk(time.time())
         log.info("checkpoint_written", step=step, **{name: round(taken, 2) for name, taken in times.items()})
         # Never before the checkpoint is durable: it decides which entries a resumed learner needs.
-        await until_stopped(self.log_space.free(), self.stopping)
+        await until_stopped(self.log_space.free(), self.ports.stopping)
 
 
-def run_identity(config: RunConfig, model: Mapping[str, str], eval_tasks: Sequence[EvalTask]) -> dict[str, str]:
-    """Return what must stay the same for a run to go on; `model` has the digests of model, tokenizer and template."""
-    identity = dict(model)
-    if eval_tasks:
-        identity["evaluation"] = plan_digest(config, eval_tasks)
-    if config.lora.rank:
-        identity["lora.rank"] = str(config.lora.rank)
-    return identity
-
-
-def comparable(config: RunConfig) -> dict[str, Any]:
-    """Return what a resumed run is compared with: the addresses of the broker and of the metrics may change freely."""
-    kept = config.model_dump(mode="json", exclude={"metrics"})
-    settings = ("ack_wait_s", "max_deliver", "max_log_bytes", "ticket_key")
-    kept["broker"] = {name: kept["broker"][name] for name in settings}
-    return kept
-
-
-def machine(config: RunConfig) -> dict[str, Any]:
+def machine(threads: int) -> dict[str, Any]:
     """Return what digests depend on apart from groups and config: the processor's kind, torch, and the threads."""
     # From files, because a learner with the backend `hash` imports no torch.
     flags: set[str] = set()
@@ -323,7 +303,7 @@ def machine(config: RunConfig) -> dict[str, Any]:
         flags.update(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[0].split() if "flags" in text else ())
     kinds = [name for name in CPU_KINDS if name in flags]
     torch = version("torch") if find_spec("torch") else None
-    return {"cpu": " ".join([platform.machine(), *kinds]), "torch": torch, "threads": config.learner.threads}
+    return {"cpu": " ".join([platform.machine(), *kinds]), "torch": torch, "threads": threads}
 
 
 def check_directory(run_dir: Path, began_here: bool, earlier: Progress | None) -> None:

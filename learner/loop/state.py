@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind, Phase, PolicyVersion
 from horizonrl.learner.algorithm.batch import Batch
-from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, sources_of
+from horizonrl.learner.controller.curriculum import Curriculum, EvalTask
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules
 from horizonrl.learner.controller.yields import Yields
 from horizonrl.learner.intake.accounts import TicketAccounts
@@ -43,17 +43,22 @@ class Commit:
 
 
 class LearnerState:
-    def __init__(self, config: RunConfig, rules: Rules, eval_tasks: Sequence[EvalTask] = ()) -> None:
-        self.config = config
+    def __init__(
+        self,
+        schedule: RunSchedule,
+        rules: Rules,
+        curriculum: Curriculum,
+        eval_tasks: Sequence[EvalTask] = (),
+    ) -> None:
+        self.schedule = schedule
         self.rules = rules
+        self.curriculum = curriculum
         self.eval_tasks = eval_tasks
         self.lineage = 0
         self.last_commit = Commit(step=0, cursor=0, accounts=TicketAccounts().dump())
-        self.collector = Collector(rules, TicketAccounts(), waiting=waiting_for(config))
-        self.horizons = Histories(adaptive_rules(config))
-        self.sources = sources_of(config.envs) if config.curriculum.kind == "adaptive" else ()
-        self.curriculum = Curriculum(config.run.seed, self.sources)
-        self.yields = Yields(self.sources)
+        self.collector = Collector(rules, TicketAccounts(), waiting=waiting_for(schedule))
+        self.horizons = Histories(adaptive_rules(schedule))
+        self.yields = Yields(curriculum.sources)
         self.rounds = Rounds(eval_tasks)
         self.last_commit = replace(self.last_commit, horizons=self.horizons.dump())
 
@@ -63,12 +68,12 @@ class LearnerState:
         known = {field.name: state[field.name] for field in fields(Commit) if field.name in state}
         self.last_commit = Commit(**known)
         accounts = TicketAccounts.restore(self.last_commit.accounts)
-        waiting = waiting_for(self.config, self.last_commit.waiting)
+        waiting = waiting_for(self.schedule, self.last_commit.waiting)
         self.collector = Collector(self.rules, accounts, self.last_commit.cursor, waiting)
         # The next step may find all its groups among those that are held: then its commit is at this entry too.
         self.collector.mark = self.last_commit.mark
-        self.horizons = Histories.restore(adaptive_rules(self.config), self.last_commit.horizons)
-        self.yields = Yields(self.sources)
+        self.horizons = Histories.restore(adaptive_rules(self.schedule), self.last_commit.horizons)
+        self.yields = Yields(self.curriculum.sources)
         self.yields.restore(self.last_commit.yields, self.last_commit.repeats)
         self.rounds = Rounds(self.eval_tasks, self.last_commit.rounds)
 
@@ -76,7 +81,7 @@ class LearnerState:
         """Read on from another place: the log has lost the entry at the cursor, and what was read is read again."""
         # The mark belonged to an entry that is gone. An empty one is not compared.
         self.last_commit = replace(self.last_commit, cursor=cursor, mark="")
-        waiting = waiting_for(self.config, self.last_commit.waiting, held=False)
+        waiting = waiting_for(self.schedule, self.last_commit.waiting, held=False)
         self.collector = Collector(self.rules, self.collector.accounts, cursor, waiting)
 
     @property
@@ -91,7 +96,7 @@ class LearnerState:
     @property
     def phase(self) -> Phase:
         """Phase of the step in the making."""
-        return self.config.phase(self.step)[0]
+        return self.schedule.phase(self.step)[0]
 
     @property
     def position(self) -> LearnerPosition:
@@ -100,12 +105,12 @@ class LearnerState:
     @property
     def complete(self) -> bool:
         """The last step is committed. A run may also have been given fewer steps than it has taken."""
-        return self.step >= self.config.total_steps
+        return self.step >= self.schedule.total_steps
 
     @property
     def groups_wanted(self) -> int:
         """Groups that make the next step."""
-        return self.config.groups_per_step(self.phase)
+        return self.schedule.groups_per_step(self.phase)
 
     @property
     def groups_missing(self) -> int:
@@ -124,7 +129,7 @@ class LearnerState:
         """Most groups that the log has to keep for steps to come."""
         if self.collector.waiting is None or self.phase is not Phase.RL:
             return self.groups_wanted
-        return self.config.outstanding_limit(*self.config.phase(self.step))
+        return self.schedule.outstanding_limit(*self.schedule.phase(self.step))
 
     def batch(self) -> Batch:
         """Return the pending groups as the batch that trains the present version."""
@@ -138,15 +143,15 @@ class LearnerState:
         if phase is Phase.RL:
             # All that was consumed, dropped groups included. Folded here, so that a decision and the data behind it are
             # one commit (ADR 12).
-            self.horizons.observe(pending.consumed, step - self.config.imitation.steps)
+            self.horizons.observe(pending.consumed, step - self.schedule.imitation.steps)
             self.yields.observe(pending.evidence, self.rules.differs)
         self.last_commit = Commit(
             step=step,
             cursor=self.collector.cursor,
             accounts=accounts.dump(),
             horizons=self.horizons.dump(),
-            yields=[each.model_dump(mode="json") for each in self.yields.all()],
-            repeats=[each.model_dump(mode="json") for each in self.yields.repeats()],
+            yields=[category.model_dump(mode="json") for category in self.yields.all()],
+            repeats=[tasks.model_dump(mode="json") for tasks in self.yields.repeats()],
             rounds=self.rounds.dump(),
             mark=self.collector.mark,
             waiting={} if waiting is None else waiting.dump(accounts),
@@ -169,11 +174,11 @@ class LearnerState:
     def versions_awaited(self) -> set[int]:
         """Return the versions whose evaluation is not complete: one of them may turn out to be the best."""
         ended = self.collector.accounts.lowest_unsettled()[Kind.EVAL]
-        return self.rounds.awaited(self.config, ended, self.step)
+        return self.rounds.awaited(self.schedule, ended, self.step)
 
     def progress(self, finished: bool = False) -> Progress:
         """Return what the learner announces: the committed step, and the ends consumed so far."""
-        phase, phase_step = self.config.phase(self.step)
+        phase, phase_step = self.schedule.phase(self.step)
         accounts = self.collector.accounts
         return Progress(
             step=self.step,

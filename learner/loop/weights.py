@@ -26,8 +26,8 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import FRAME_FILE
 from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import PolicyVersion
+from horizonrl.learner.disk import FILES_KEPT
 from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS
-from horizonrl.learner.loop.disk import FILES_KEPT
 from horizonrl.learner.loop.fence import Fence
 
 log = get_logger()

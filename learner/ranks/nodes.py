@@ -15,11 +15,9 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any, Protocol
 
 from horizonrl.common.config.changes import config_changes
-from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
 
@@ -36,13 +34,6 @@ AGAIN_S = 1.0
 """Pause before a node asks again for a seat."""
 STRANGER_S = 10.0
 """Longest time from a connection to its first line: a port scan must not hold a place."""
-_ALIKE: dict[str, Any] = {
-    "run": {"name", "seed"},
-    "model": {"max_context_tokens"},
-    **dict.fromkeys(("rollout", "horizon", "advantage", "loss", "correction", "reference", "critic", "lora"), True),
-    "learner": True,
-}
-"""What a step depends on. Paths, the broker and the actors may differ from machine to machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,30 +344,6 @@ class Member:
                 raise RunFailed(str(reason))
             case answer:
                 raise ConnectionRefusedError(str(answer.get("wait", answer)))
-
-
-def rendezvous(config: RunConfig, model: Mapping[str, str]) -> Rendezvous | None:
-    """Return where this node meets the others, None if it is alone; `model` has the digests of the model's files."""
-    learner = config.learner
-    if learner.nodes == 1:
-        return None
-    host, port = learner.rendezvous_address
-    sections = config.model_dump(mode="json", include=_ALIKE)
-    for own in ("join_timeout_s", "min_nodes", "node_rank", "rendezvous"):
-        sections["learner"].pop(own)
-    alike = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
-    return Rendezvous(
-        host=host,
-        port=port,
-        node_rank=learner.node_rank,
-        nodes=learner.nodes,
-        min_nodes=learner.min_nodes or learner.nodes,
-        join_timeout_s=learner.join_timeout_s,
-        alike={"release": metadata.version("horizonrl"), **{f"model.{name}": digest for name, digest in model.items()}}
-        | alike
-        # It depends on `envs`, whose options may differ.
-        | {"longest_episode_tokens": config.longest_episode_tokens},
-    )
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,7 +13,8 @@ from typing import Any
 
 import xxhash
 
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schedule import RunSchedule
+from horizonrl.common.config.training import EvalSection
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.statistics import mean, pass_at_k, wilson
 from horizonrl.common.types import Episode, PolicyVersion, Record
@@ -77,11 +78,11 @@ Results = Sequence[tuple[EvalTask, Result]]
 """The results of one round, in the order of its tasks."""
 
 
-def plan_digest(config: RunConfig, tasks: Sequence[EvalTask]) -> str:
+def plan_digest(settings: EvalSection, tasks: Sequence[EvalTask]) -> str:
     """Return the digest of the evaluation's settings and tasks. It must stay the same in a run: a ticket's number alone
     decides which task it plays."""
     names = " ".join(f"{planned.task.env_id}/{planned.task.task_id}" for planned in tasks)
-    return xxhash.xxh3_64_hexdigest(f"{config.eval.model_dump_json()} {names}".encode())
+    return xxhash.xxh3_64_hexdigest(f"{settings.model_dump_json()} {names}".encode())
 
 
 class Rounds:
@@ -105,7 +106,7 @@ class Rounds:
         ended = sorted(self._open.pop(number), key=lambda result: result.number)
         return list(zip(self._tasks, ended, strict=True))
 
-    def awaited(self, config: RunConfig, ended: int, step: int) -> set[int]:
+    def awaited(self, schedule: RunSchedule, ended: int, step: int) -> set[int]:
         """Return the versions whose evaluation is due at `step` but not complete.
 
         These are the versions in the schedule, and those that a slow controller has issued tickets for instead. All
@@ -113,7 +114,7 @@ class Rounds:
         """
         if not self._tasks:
             return set()
-        steps = map(config.eval_step, range(ended // len(self._tasks), config.eval_rounds))
+        steps = map(schedule.eval_step, range(ended // len(self._tasks), schedule.eval_rounds))
         open_results = chain.from_iterable(self._open.values())
         issued = {result.issued_at_version.version for result in open_results if result.issued_at_version is not None}
         return issued | set(takewhile(lambda due: due <= step, steps))
@@ -123,7 +124,9 @@ class Rounds:
         return [result.model_dump(mode="json") for results in self._open.values() for result in results]
 
 
-def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion, settled_step: int) -> dict[str, Any]:
+def evaluation_line(
+    results: Results, schedule: RunSchedule, learner: PolicyVersion, settled_step: int
+) -> dict[str, Any]:
     """Return a complete round's line of `evals.jsonl`.
 
     `step` and `version` are what was judged: the version at which the tickets were issued. The versions that sampled
@@ -133,7 +136,7 @@ def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion,
     # Tickets of one round name several versions if the controller died between them: the oldest one is judged. Messages
     # that could not be decoded name none.
     policy = min(issued, key=lambda policy: (policy.version, policy.lineage), default=learner)
-    phase, phase_step = config.phase(policy.version)
+    phase, phase_step = schedule.phase(policy.version)
     by_env = _group_by(results, lambda task: task.task.env_id)
     oldest = [result.oldest_version for _, result in results if result.oldest_version is not None]
     newest = [result.newest_version for _, result in results if result.newest_version is not None]
@@ -147,8 +150,8 @@ def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion,
         "settled_step": settled_step,
         "oldest_version": min(oldest, default=None),
         "newest_version": max(newest, default=None),
-        **measures(results, config.eval.samples),
-        "environments": {env_id: _by_category(part, config.eval.samples) for env_id, part in by_env.items()},
+        **measures(results, schedule.eval.samples),
+        "environments": {env_id: _by_category(part, schedule.eval.samples) for env_id, part in by_env.items()},
         "ends": [[result.sequence, f"eval-{result.number:08d}", result.how] for _, result in results],
     }
 

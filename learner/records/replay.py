@@ -13,8 +13,7 @@ from typing import Any
 from horizonrl.broker.api import Transport
 from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.signing import TicketSigner
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.errors import RunFailed
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine.thread import EngineThread
@@ -44,8 +43,9 @@ class ReplayedStep:
 
 @dataclass(slots=True)
 class Replay:
-    config: RunConfig
+    schedule: RunSchedule
     transport: Transport
+    log: GroupLog
     engine: EngineThread
     rules: Rules
     scratch_dir: Path
@@ -62,19 +62,18 @@ class Replay:
         Raises LogGap if the entries after the start have been freed. Raises RunFailed if the log ends before the last
         step, or if the broker has lost what a step was trained on.
         """
-        collector = Collector(self.rules, TicketAccounts(), waiting=waiting_for(self.config))
+        collector = Collector(self.rules, TicketAccounts(), waiting=waiting_for(self.schedule))
         if start is not None:
             await self.engine.load(start.path)
-            place = await resume_position(self.transport, start.cursor, start.mark)
-            waiting = waiting_for(self.config, start.state.get("waiting"), held=place == start.cursor)
-            collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), place, waiting)
-        signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
-        reader = await GroupLog(self.transport, signer).read(after=collector.read_after)
+            cursor = await resume_position(self.transport, start.cursor, start.mark)
+            waiting = waiting_for(self.schedule, start.state.get("waiting"), held=cursor == start.cursor)
+            collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), cursor, waiting)
+        reader = await self.log.read(after=collector.read_after)
         for line in ledger:
             step = int(line["step"])
             # Step s trains version s − 1. With the same phase and version the collector decides as it did.
-            phase, _ = self.config.phase(step - 1)
-            position = LearnerPosition(version=step - 1, phase=phase, wanted=self.config.groups_per_step(phase))
+            phase, _ = self.schedule.phase(step - 1)
+            position = LearnerPosition(version=step - 1, phase=phase, wanted=self.schedule.groups_per_step(phase))
             collector.begin(position)
             lost: list[tuple[int, int]] = []
             while collector.pending.count(phase) < position.wanted:
@@ -104,7 +103,7 @@ class Replay:
                     f"server without its store; else replay what came before with --to {step - 1}"
                 )
             self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])
-            stats = await self.engine.train_step(batch, self.config.lr(batch.version))
+            stats = await self.engine.train_step(batch, self.schedule.lr(batch.version))
             frame = self.scratch_dir / "replayed.safetensors"
             yield ReplayedStep(
                 step=step,

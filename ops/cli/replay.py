@@ -15,7 +15,9 @@ from rich.text import Text
 
 from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connect, connected
+from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.loading import parse_overrides
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import LearnerSection
@@ -124,7 +126,7 @@ def reasons_to_differ(lineages: Sequence[Mapping[str, Any]], config: RunConfig) 
     """Return what else than a lost group may change a digest: another machine."""
     from horizonrl.learner.loop.recovery import machine
 
-    here = machine(config)
+    here = machine(config.learner.threads)
     return [
         f"from step {line['from_step']} on the run was trained on {line['machine']}, and this machine is {here}"
         for line in lineages
@@ -149,7 +151,7 @@ async def _replay(
     rows: list[dict[str, Any]],
 ) -> None:
     from horizonrl.learner.engine.thread import EngineThread
-    from horizonrl.learner.intake.collector import Rules
+    from horizonrl.learner.main import collecting_rules, engine_settings
     from horizonrl.learner.ranks.launch import on_ranks
     from horizonrl.learner.records.replay import Replay
 
@@ -157,11 +159,14 @@ async def _replay(
     model_dir = resolve_model(parts[0].config.model.name)
     identity = model_identity(model_dir)
 
-    async def lead(part: Part, kept_in: Path | None, engine: EngineThread, rules: Rules) -> None:
+    async def lead(part: Part, end_dir: Path | None, engine: EngineThread, vocabulary: int) -> None:
         nonlocal start
-        with scratch() as place:
+        rules = collecting_rules(part.config, vocabulary).of_model(identity)
+        signer = TicketSigner.load(part.config.run.name, part.config.broker.ticket_key)
+        with scratch() as frames:
             async with _log_of(request.run_dir, part.config) as transport:
-                replay = Replay(part.config, transport, engine, rules.of_model(identity), place, lineages, kept_in)
+                log = GroupLog(transport, signer)
+                replay = Replay(part.config, transport, log, engine, rules, frames, lineages, end_dir)
                 async for done in replay.steps(start, part.ledger):
                     row = {
                         "step": done.step,
@@ -179,8 +184,8 @@ async def _replay(
 
     with scratch() as place:
         for number, part in enumerate(parts, 1):
-            kept_in = place / f"part-{number}" if number < len(parts) else None
-            await on_ranks(part.config, model_dir, partial(lead, part, kept_in))
+            end_dir = place / f"part-{number}" if number < len(parts) else None
+            await on_ranks(engine_settings(part.config, model_dir), partial(lead, part, end_dir))
 
 
 @asynccontextmanager

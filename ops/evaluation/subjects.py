@@ -117,7 +117,7 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
         from horizonrl.actors.gateway.server import gateway_for
         from horizonrl.actors.rollout.replies import parser_if_needed
 
-        policy = await start_policy(config, model_dir, renewed=False)
+        policy = await start_policy(config.actor, config.model, model_dir, seed=config.run.seed, renewed=False)
         try:
             chat = ChatTemplate.load(model_dir)
             chat.open(config.rollout.system_prompt, "...")  # a template that refuses it would break every episode

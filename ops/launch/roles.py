@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import metadata
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import xxhash
 
@@ -16,6 +17,7 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics, Role
 from horizonrl.common.scratch import shared_scratch
 from horizonrl.common.service import Service, run_role
+from horizonrl.learner.ranks.nodes import Rendezvous
 from horizonrl.learner.ranks.spawn import LAUNCHER
 from horizonrl.ops.rundir.directory import write_config
 from horizonrl.ops.rundir.finished import finished_step, how_to_go_on
@@ -31,6 +33,13 @@ KILL_S = 5.0
 """A role that has not ended this long after its own deadline is killed."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where an actor keeps the weights it has fetched: the engine maps them without a copy."""
+_ALIKE: dict[str, Any] = {
+    "run": {"name", "seed"},
+    "model": {"max_context_tokens"},
+    **dict.fromkeys(("rollout", "horizon", "advantage", "loss", "correction", "reference", "critic", "lora"), True),
+    "learner": True,
+}
+"""What a step depends on. Paths, the broker and the actors may differ from machine to machine."""
 
 
 def stop_within_s(role: str, config: RunConfig) -> float:
@@ -98,9 +107,8 @@ def _controller(config: RunConfig, service: Service) -> Callable[[], Awaitable[N
 
 def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
     from horizonrl.learner.algorithm.own import require_functions
+    from horizonrl.learner.disk import require_disk
     from horizonrl.learner.engine.registry import require_backend
-    from horizonrl.learner.loop.disk import require_disk
-    from horizonrl.learner.ranks.nodes import rendezvous
     from horizonrl.learner.ranks.spawn import spawn_ranks
     from horizonrl.ops.models.models import model_identity, trainable_model
     from horizonrl.ops.observe.trackers import require
@@ -128,6 +136,30 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
             await run_learner(config, model_dir, model_identity(model_dir), service)
 
     return learner
+
+
+def rendezvous(config: RunConfig, model: Mapping[str, str]) -> Rendezvous | None:
+    """Return where this node meets the others, None if it is alone; `model` has the digests of the model's files."""
+    learner = config.learner
+    if learner.nodes == 1:
+        return None
+    host, port = learner.rendezvous_address
+    sections = config.model_dump(mode="json", include=_ALIKE)
+    for name in ("join_timeout_s", "min_nodes", "node_rank", "rendezvous"):
+        sections["learner"].pop(name)
+    alike = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    return Rendezvous(
+        host=host,
+        port=port,
+        node_rank=learner.node_rank,
+        nodes=learner.nodes,
+        min_nodes=learner.min_nodes or learner.nodes,
+        join_timeout_s=learner.join_timeout_s,
+        alike={"release": metadata.version("horizonrl"), **{f"model.{name}": digest for name, digest in model.items()}}
+        | alike
+        # It depends on `envs`, whose options may differ.
+        | {"longest_episode_tokens": config.longest_episode_tokens},
+    )
 
 
 def _actor(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from horizonrl.common.config.schema import ALONE_SHARE, LARGEST_SHARED, RunConfig
 from horizonrl.common.errors import ConfigError
-from horizonrl.learner.loop.disk import disk_need
+from horizonrl.learner.disk import disk_need
 from horizonrl.ops.plan import constants as c
 from horizonrl.ops.plan.hardware import Fleet
 from horizonrl.ops.plan.memory import (

@@ -19,7 +19,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import Service
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import TaskSource
-from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.controller.main import build_controller
 from horizonrl.ops.evaluation.subjects import SubjectRequest, ticket_subject
 from horizonrl.ops.models.tiny_model import VOCABULARY
 
@@ -32,7 +32,8 @@ from horizonrl.common.config.schema import RunConfig
 
 async def play():
     model = Path(sys.argv[1])
-    policy = await start_policy(RunConfig.load((), ["--actor.engine=scripted"]), model)
+    config = RunConfig.load((), ["--actor.engine=scripted"])
+    policy = await start_policy(config.actor, config.model, model, seed=0)
     chat = ChatTemplate.load(model)
     ids = []
     for _ in range(200):
@@ -112,7 +113,7 @@ def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> 
             await asyncio.sleep(0)
             assert not waiting.done()
             source = TaskSource("textcraft", ("stick",), 1.0)
-            controller = group.create_task(Controller(config, transport, [source]).run())
+            controller = group.create_task(build_controller(config, transport, [source]).run())
             await waiting
             controller.cancel()
 

@@ -202,7 +202,7 @@ def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
         if schedule.kind == "adaptive":
             due = adaptive[env_id][step:]
         else:
-            due = [scheduled_turns(config, env_id, step, ticket.number)]
+            due = [scheduled_turns(config, config.run.seed, env_id, step, ticket.number)]
         if ticket.horizon_turns not in due:
             yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
         if ticket.horizon_turns < before[env_id] and schedule.kind not in ("shuffled", "reversed"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.engine.api import EngineSettings
@@ -104,9 +105,11 @@ def test_a_model_trains_on_branching_groups_and_a_replay_makes_the_same_weights(
 
     async def scenario() -> list[bool]:
         await world.run()
+        transport = MemoryTransport(world.server, "run")
         replay = Replay(
             world.config,
-            MemoryTransport(world.server, "run"),
+            transport,
+            GroupLog(transport),
             EngineThread(engine(), InlineExecutor()),
             world.rules,
             world.config.run_dir,

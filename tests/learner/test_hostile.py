@@ -25,7 +25,7 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, PolicyVersion, Ticket, Turn, Void
 from horizonrl.learner.engine.api import Engine
 from horizonrl.learner.engine.thread import EngineThread
-from horizonrl.learner.loop.loop import LearnerLoop
+from horizonrl.learner.main import build_loop, open_ports
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import IDENTITY, RULES, HashEngine, InlineExecutor, World, played
 from tests.records import make_ticket
@@ -154,7 +154,8 @@ async def learn(run_root: Path, messages: list[tuple[str, bytes, str, Mapping[st
     engine: Engine = HashEngine()
     thread = EngineThread(engine, InlineExecutor())
     async with asyncio.timeout(60):
-        await LearnerLoop(config, transport, thread, RULES, dict(IDENTITY), asyncio.Event(), metrics).run()
+        ports = open_ports(config, transport, thread, asyncio.Event(), metrics)
+        await build_loop(config, ports, RULES, dict(IDENTITY)).run()
     dead = list(server.runs["run"].streams[Stream.DEAD].messages.values())
     return Learned(read_lines(config.run_dir / "ledger.jsonl"), metrics, dead)
 

@@ -106,7 +106,7 @@ def test_a_run_goes_on_from_what_a_power_cut_has_left(
 def replay_of(world: World) -> Replay:
     lineages = read_lines(world.config.run_dir / "lineages.jsonl")
     engine, transport = EngineThread(HashEngine(), InlineExecutor()), MemoryTransport(world.server, "run")
-    return Replay(world.config, transport, engine, world.rules, world.config.run_dir, lineages)
+    return Replay(world.config, transport, GroupLog(transport), engine, world.rules, world.config.run_dir, lineages)
 
 
 async def check_replay(world: World, cut_step: int) -> None:

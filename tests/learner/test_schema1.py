@@ -12,6 +12,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.types import Kind
 from horizonrl.learner.engine.thread import EngineThread
@@ -45,7 +46,7 @@ def test_a_run_recorded_in_schema_1_replays_to_the_same_digests(tmp_path: Path, 
             data = base64.b64decode(message["data"])
             await transport.publish(message["subject"], data, message_id=message["id"])
         engine = EngineThread(HashEngine(), InlineExecutor())
-        replay = Replay(world.config, transport, engine, world.rules, tmp_path)
+        replay = Replay(world.config, transport, GroupLog(transport), engine, world.rules, tmp_path)
         replayed = [step async for step in replay.steps(start, ledger)]
         assert [step.step for step in replayed] == [line["step"] for line in ledger]
         assert all(step.equal for step in replayed)

@@ -25,11 +25,12 @@ from horizonrl.common.run_dir import METRICS
 from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, StopReason, Task, Ticket, Void
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
-from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.controller.main import build_controller
 from horizonrl.learner.engine.backends.hash import HashEngine
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop.loop import LearnerLoop
+from horizonrl.learner.main import build_loop, open_ports
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.rundir.lines import read_lines
@@ -181,23 +182,15 @@ class World:
             assert life < len(deaths), f"the {role} ended without being killed"
 
     async def _control(self, transport: MortalTransport) -> None:
-        await Controller(self.config, transport, SOURCES, self.metrics, self.eval_tasks).run()
+        await build_controller(self.config, transport, SOURCES, self.metrics, self.eval_tasks).run()
 
     async def _learn(self, transport: MortalTransport) -> None:
         await self.learner(transport).run()
 
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
         engine = EngineThread(self.make_engine(), InlineExecutor())
-        return LearnerLoop(
-            config=self.config,
-            transport=transport,
-            engine=engine,
-            rules=self.rules,
-            model_identity=identity,
-            stopping=self.stopping,
-            metrics=self.metrics,
-            eval_tasks=self.eval_tasks,
-        )
+        ports = open_ports(self.config, transport, engine, self.stopping, self.metrics)
+        return build_loop(self.config, ports, self.rules, identity, self.eval_tasks)
 
     async def _act(self, transport: MortalTransport) -> None:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
@@ -270,9 +263,8 @@ class World:
         await self._check_horizons(transport)
         self._check_journal(lines)
         await self._check_evaluations(transport)
-        replay = Replay(
-            self.config, transport, EngineThread(HashEngine(), InlineExecutor()), self.rules, self.config.run_dir
-        )
+        engine = EngineThread(HashEngine(), InlineExecutor())
+        replay = Replay(self.config, transport, GroupLog(transport), engine, self.rules, self.config.run_dir)
         assert all([done.equal async for done in replay.steps(None, lines)])
 
     async def _check_evaluations(self, transport: MemoryTransport) -> None:

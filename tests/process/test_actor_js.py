@@ -22,12 +22,13 @@ from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import BrokerSection, RunConfig
+from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, Void
 from horizonrl.learner.controller.curriculum import TaskSource, eval_tasks
-from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.controller.main import build_controller
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.loop.loop import LearnerLoop
+from horizonrl.learner.main import build_loop, open_ports
 from horizonrl.ops.models.models import model_identity
 from horizonrl.ops.rundir.lines import read_lines
 from tests.broker.secured import RUN, secured
@@ -90,16 +91,10 @@ class Run:
             asyncio.TaskGroup() as group,
         ):
             source = TaskSource("parity", tuple(f"round-{number:02d}" for number in range(8)), 1.0)
-            controller = Controller(config, controlling, [source], eval_tasks=eval_tasks(config))
-            learner = LearnerLoop(
-                config=config,
-                transport=learning,
-                engine=EngineThread(HeavyEngine(), InlineExecutor()),
-                rules=rules,
-                model_identity={},
-                stopping=asyncio.Event(),
-                eval_tasks=eval_tasks(config),
-            )
+            controller = build_controller(config, controlling, [source], planned=eval_tasks(config))
+            engine = EngineThread(HeavyEngine(), InlineExecutor())
+            ports = open_ports(config, learning, engine, asyncio.Event(), Metrics())
+            learner = build_loop(config, ports, rules, {}, eval_tasks(config))
             tasks = [group.create_task(controller.run()), group.create_task(learner.run())]
             yield tasks[1]
             for task in tasks:

@@ -22,6 +22,7 @@ from horizonrl.broker.standing import StandingTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import LEDGER, LINEAGES
 from horizonrl.common.state import Outcomes, Progress
 from horizonrl.common.types import (
@@ -38,13 +39,12 @@ from horizonrl.common.types import (
     VersionSpan,
 )
 from horizonrl.learner.controller.curriculum import TaskSource
-from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.controller.main import build_controller
 from horizonrl.learner.engine.backends.hash import HashEngine
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.loop.loop import LearnerLoop
-from horizonrl.learner.loop.recovery import comparable, run_identity
-from horizonrl.learner.loop.state import Commit, LearnerState
+from horizonrl.learner.loop.state import Commit
+from horizonrl.learner.main import build_loop, learner_state, open_ports, run_record
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.report import ledger_line
 
@@ -81,7 +81,7 @@ def bookkeeping_s(groups: int) -> float:
     The groups come out of order: each was made by another actor.
     """
     config = _config(Path("unused"), groups)
-    state, order = LearnerState(config, RULES), list(range(groups))
+    state, order = learner_state(config, RULES), list(range(groups))
     random.Random(0).shuffle(order)
     entries = [Entry(place, _group(number)) for place, number in enumerate(order, start=1)]
     began = time.process_time()
@@ -122,7 +122,8 @@ async def _start_learner(config: RunConfig, transport: Transport) -> tuple[float
     if tracing:
         tracemalloc.start()
     before, began = tracemalloc.get_traced_memory()[0], time.perf_counter()
-    loop = LearnerLoop(config, transport, engine, RULES, {"model": "m"}, stopping)
+    ports = open_ports(config, transport, engine, stopping, Metrics())
+    loop = build_loop(config, ports, RULES, {"model": "m"})
     async with asyncio.TaskGroup() as group:
         group.create_task(loop.run())
         async for progress in StateStore(transport).watch(Key.PROGRESS):
@@ -140,7 +141,7 @@ async def _start_controller(config: RunConfig, transport: Transport, issued: int
     began = time.perf_counter()
     # A group, so that a controller that fails ends the wait for its answer.
     async with asyncio.TaskGroup() as group:
-        controller = group.create_task(Controller(config, transport, sources).run())
+        controller = group.create_task(build_controller(config, transport, sources).run())
         queue = TicketQueue(transport)
         while (last := await queue.last_issued(Kind.TRAIN)) is None or last.number < issued:
             await asyncio.sleep(POLL_S)
@@ -168,12 +169,13 @@ def _leave(config: RunConfig, step: int) -> int:
         ledger.write('{"step": ')  # the crash came in the middle of a line
         size = ledger.tell()
     last = [[0, step * GROUPS_PER_STEP - 1]]
-    accounts = LearnerState(config, RULES).collector.accounts.dump()
+    accounts = learner_state(config, RULES).collector.accounts.dump()
     accounts[Kind.TRAIN.value] |= {"trained": step * GROUPS_PER_STEP, "ended": last}
+    record = run_record(config, {"model": "m"}, ())
     state = asdict(Commit(step=step, cursor=1, accounts=accounts)) | {
         "lineage": 0,
-        "identity": run_identity(config, {"model": "m"}, ()),
-        "config": comparable(config),
+        "identity": dict(record.identity),
+        "config": dict(record.config),
     }
     engine = HashEngine(vocabulary=512)
     CheckpointStore(config.run_dir / "checkpoints", keep=1).write(step, lambda place: engine.save(place, state), state)

@@ -156,7 +156,8 @@ def test_rejected_weights_leave_it_open(tmp_path: Path) -> None:
 def test_the_config_chooses(weights: str, kind: type, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
     overrides = ["--actor.engine=scripted", f"--actor.weights={weights}"]
-    policy = asyncio.run(start_policy(RunConfig.load([], overrides), tmp_path))
+    config = RunConfig.load([], overrides)
+    policy = asyncio.run(start_policy(config.actor, config.model, tmp_path, seed=0))
     assert type(policy) is kind
     assert policy.takes_weights
     assert policy.engine == "scripted"

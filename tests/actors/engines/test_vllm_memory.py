@@ -105,7 +105,8 @@ def test_an_engine_with_at_most_half_a_gpu_shares_it(
         settings.append(asked)
 
     monkeypatch.setattr("horizonrl.actors.engines.scripted.start", start)
-    asyncio.run(start_policy(RunConfig.load([], ["--actor.engine=scripted", *given]), Path()))
+    config = RunConfig.load([], ["--actor.engine=scripted", *given])
+    asyncio.run(start_policy(config.actor, config.model, Path(), seed=0))
     assert (settings[0].gpu_memory_share, settings[0].shares_gpu) == seen
 
 

@@ -14,7 +14,7 @@ from horizonrl.common.errors import Fenced
 from horizonrl.common.service import _leaves
 from horizonrl.common.types import Kind
 from horizonrl.learner.controller.fence import ControllerFence
-from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.controller.main import build_controller
 from tests.learner.controller.test_loop import CONFIG, SETTINGS, SOURCES, controller_on, issued_after, rl
 from tests.learner.loop.test_fence import SlowTransport
 
@@ -55,7 +55,7 @@ def test_a_controller_that_wakes_with_a_former_recipe_issues_nothing_and_is_not_
         zombie = PausedTransport(server, "run")
         zombie.running = asyncio.Event()
         await StateStore(zombie).put(Key.PROGRESS, rl(0, 0))
-        old = asyncio.create_task(Controller(FORMER, zombie, SOURCES).run())
+        old = asyncio.create_task(build_controller(FORMER, zombie, SOURCES).run())
         while await zombie.get(Key.RUN) is None:
             await asyncio.sleep(0)
         async with controller_on(server) as (transport, _):

@@ -81,9 +81,11 @@ def test_shuffled_has_the_horizons_of_staged_in_their_shares(
 def test_a_shuffled_ticket_has_a_horizon_of_its_own_that_follows_from_its_number() -> None:
     settings = ["--horizon.kind=shuffled", "--horizon.horizons=[2,4,8]", "--horizon.steps_per_stage=10"]
     config = RunConfig.load([], [*settings, "--rl.steps=30"])
-    turns = [scheduled_turns(config, "textcraft", step, number) for number, step in enumerate(range(30))]
+    turns = [
+        scheduled_turns(config, config.run.seed, "textcraft", step, number) for number, step in enumerate(range(30))
+    ]
     assert set(turns) == {2, 4, 8} and turns != sorted(turns)
-    assert turns == [scheduled_turns(config, "textcraft", 0, number) for number in range(30)]
+    assert turns == [scheduled_turns(config, config.run.seed, "textcraft", 0, number) for number in range(30)]
 
 
 # ---- adaptive

@@ -11,7 +11,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import ISSUED_AT_ONCE, TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Kind
-from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.controller.main import build_controller
 from tests.learner.controller.test_loop import SETTINGS, SOURCES, controller_on, issued_after, rl
 from tests.learner.world import MortalTransport
 
@@ -26,7 +26,7 @@ def test_a_controller_that_dies_among_tickets_issued_together_leaves_no_gap(dies
         server = MemoryServer()
         await StateStore(MemoryTransport(server, "run")).put(Key.PROGRESS, rl(0, 0))
         mortal = MortalTransport(server, dies_at)
-        mortal.program = asyncio.create_task(Controller(LARGE, mortal, SOURCES).run())
+        mortal.program = asyncio.create_task(build_controller(LARGE, mortal, SOURCES).run())
         await asyncio.wait([mortal.program], timeout=1.0)
         assert mortal.program.done(), "the controller survived: choose a smaller number of requests"
         async with controller_on(server, LARGE) as (transport, _):
@@ -63,7 +63,7 @@ def test_a_gap_that_a_dead_controller_left_is_filled_by_the_next_one(left: int) 
         await StateStore(MemoryTransport(server, "run")).put(Key.PROGRESS, rl(0, 0))
         transport = Reordering(server, "run")
         transport.left = left
-        transport.program = asyncio.create_task(Controller(LARGE, transport, SOURCES).run())
+        transport.program = asyncio.create_task(build_controller(LARGE, transport, SOURCES).run())
         await asyncio.wait([transport.program])
         before = [ticket.number for _, ticket in await TicketQueue(transport).stored_tickets()]
         assert len(before) == left
@@ -95,7 +95,7 @@ def test_a_progress_that_calls_for_nothing_costs_the_controller_no_request() -> 
         server = MemoryServer()
         await StateStore(MemoryTransport(server, "run")).put(Key.PROGRESS, rl(0, 0))
         transport = MortalTransport(server, None)
-        transport.program = asyncio.create_task(Controller(LARGE, transport, SOURCES).run())
+        transport.program = asyncio.create_task(build_controller(LARGE, transport, SOURCES).run())
         await issued_after(MemoryTransport(server, "run"), rl(0, 0), Kind.TRAIN)
         await asyncio.sleep(0.1)
         before = transport.requests

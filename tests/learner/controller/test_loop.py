@@ -17,6 +17,7 @@ from horizonrl.common.state import CategoryYield, HorizonGrowth, HorizonState, O
 from horizonrl.common.types import Kind, Phase, PolicyVersion, Task, Ticket
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.controller.main import build_controller
 from tests.learner.world import MortalTransport
 from tests.records import make_group, make_ticket
 
@@ -45,7 +46,7 @@ async def controller_on(
     server: MemoryServer, config: RunConfig = CONFIG
 ) -> AsyncIterator[tuple[Transport, Controller]]:
     transport = MemoryTransport(server, "run")
-    controller = Controller(config, transport, SOURCES, eval_tasks=EVAL_TASKS if config.eval.every else ())
+    controller = build_controller(config, transport, SOURCES, planned=EVAL_TASKS if config.eval.every else ())
     task = asyncio.create_task(controller.run())
     try:
         yield transport, controller
@@ -271,7 +272,7 @@ def test_no_later_ticket_has_fewer_turns_wherever_the_controller_dies() -> None:
         server = MemoryServer()
         mortal = MortalTransport(server, dies_at)
         await StateStore(MemoryTransport(server, "run")).put(Key.PROGRESS, rl(3, 0, [GROWTH]))
-        mortal.program = asyncio.create_task(Controller(ADAPTIVE, mortal, SOURCES).run())
+        mortal.program = asyncio.create_task(build_controller(ADAPTIVE, mortal, SOURCES).run())
         await asyncio.wait([mortal.program], timeout=0.1)
         survived = not mortal.program.done()
         mortal.program.cancel()
@@ -349,7 +350,7 @@ def test_yields_of_the_recipe_before_a_change_of_it_are_passed_over(kind: str) -
 
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
-        task = asyncio.create_task((controller := Controller(config, transport, sources)).run())
+        task = asyncio.create_task((controller := build_controller(config, transport, sources)).run())
         assert await issued_after(transport, progress, Kind.TRAIN) == 4
         assert not task.done()
         task.cancel()

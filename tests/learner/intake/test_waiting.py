@@ -19,6 +19,7 @@ from horizonrl.learner.intake.accounts import TicketNumbers
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.intake.waiting import Deadline, Waiting
 from horizonrl.learner.loop.state import Commit, LearnerState
+from horizonrl.learner.main import learner_state
 from tests.records import make_group
 
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64, demos_in_rl=True)
@@ -38,7 +39,7 @@ def config(*overrides: str, steps: int = 9, groups: int = 3, staleness: int = 2)
 
 
 def learner(run: RunConfig) -> LearnerState:
-    return LearnerState(
+    return learner_state(
         run, Rules(run.rl.max_staleness, vocabulary=100, max_context_tokens=64, demos_in_rl=run.rl.demos_per_step > 0)
     )
 
@@ -205,9 +206,10 @@ def test_a_large_group_that_is_held_takes_4_bytes_per_token_and_is_trained_the_s
 class Held:
     """A learner that waits for ticket 0 and holds the groups of the others."""
 
-    state: LearnerState = field(default_factory=lambda: learner(config(groups=1, staleness=1, steps=5)))
+    run: RunConfig = field(default_factory=lambda: config(groups=1, staleness=1, steps=5))
 
     def __post_init__(self) -> None:
+        self.state = learner(self.run)
         self.consume(1, make_group(1))  # the other one that was issued at version 0
         self.state.commit()
         self.consume(2, make_group(2, version=1))
@@ -245,7 +247,7 @@ def resumed(held: Held, trained: int) -> LearnerState:
     held.consume(4, make_group(0))
     held.state.commit()
     commit = json.loads(json.dumps(vars_of(held.state.last_commit)))
-    state = learner(held.state.config)
+    state = learner(held.run)
     state.restore(commit)
     assert (state.collector.cursor, state.collector.read_after) == (4, 1)
     assert state.groups_held == 2

@@ -15,7 +15,6 @@ from horizonrl.broker.groups import Entry, GroupLog, LogReader
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import NoGroups, NothingToLearn
 from horizonrl.common.state import Progress
 from horizonrl.common.types import DropReason, Kind, PolicyVersion, Void
@@ -123,7 +122,7 @@ class StandIn:
     groups_wanted, groups_missing = 4, 2
 
     def __init__(self, step: int) -> None:
-        self.step, self.config = step, RunConfig.load([], ["--learner.step_timeout_s=60"])
+        self.step = step
         self.collector = SimpleNamespace(pending=PendingBatch())
 
 
@@ -134,7 +133,7 @@ def void(number: int) -> Void:
 
 
 def test_tickets_without_a_group_one_after_another_end_a_run_with_the_last_cause() -> None:
-    breaker = Breaker(StandIn(0))  # type: ignore[arg-type]
+    breaker = Breaker(StandIn(0), 60.0)  # type: ignore[arg-type]
     for number in range(VOID_IN_A_ROW - 1):
         breaker.notice(void(number))
     breaker.notice(make_group())  # one group is a sign of life
@@ -147,7 +146,7 @@ def test_tickets_without_a_group_one_after_another_end_a_run_with_the_last_cause
 def test_a_run_that_has_trained_waits_for_its_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("horizonrl.learner.loop.breaker.time.monotonic", lambda: now[0])
-    breaker = Breaker(StandIn(7))  # type: ignore[arg-type]
+    breaker = Breaker(StandIn(7), 60.0)  # type: ignore[arg-type]
     for number in range(5 * VOID_IN_A_ROW):
         breaker.notice(void(number))
     now[0] += 61
@@ -164,7 +163,7 @@ def test_a_run_that_has_trained_waits_for_its_environments(monkeypatch: pytest.M
 )
 def test_giving_up_names_the_cause_of_most_drops(reason: DropReason, advice: str) -> None:
     state = StandIn(3)
-    breaker = Breaker(state)  # type: ignore[arg-type]
+    breaker = Breaker(state, 60.0)  # type: ignore[arg-type]
     state.collector.pending.dropped += [Drop(n, f"train-{n:08d}", reason) for n in range(GIVE_UP_AFTER * 4)]
     with pytest.raises(NothingToLearn, match=advice):
         breaker.look()

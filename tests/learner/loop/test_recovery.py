@@ -42,7 +42,7 @@ def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path
             "rl.lr": [first.config.rl.lr, 0.5],
             "rl.steps": [5, 7],
         }
-        assert now["machine"] == before["machine"] == machine(first.config)
+        assert now["machine"] == before["machine"] == machine(first.config.learner.threads)
         assert len(second.ledger()) == 9
 
     asyncio.run(scenario())

@@ -12,8 +12,9 @@ import pytest
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.learner.ranks import nodes
-from horizonrl.learner.ranks.nodes import Host, Member, Node, NodesEnd, Rendezvous, rendezvous
+from horizonrl.learner.ranks.nodes import Host, Member, Node, NodesEnd, Rendezvous
 from horizonrl.learner.ranks.spawn import free_port, interface_towards
+from horizonrl.ops.launch.roles import rendezvous
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from horizonrl.common.types import Group, Kind, Phase, PolicyVersion, Task, Void
 from horizonrl.envs import registry
 from horizonrl.envs.api import TaskSpec
 from horizonrl.learner.controller.curriculum import EvalTask, eval_tasks, spread
+from horizonrl.learner.disk import FILES_KEPT
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, EvalEnd, LearnerPosition, Rules
-from horizonrl.learner.loop.disk import FILES_KEPT
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.learner.records.best import Best
@@ -99,7 +99,9 @@ def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Pa
 
 def test_what_tells_tickets_apart_is_part_of_the_plan() -> None:
     other = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"every": 3})})
-    assert len({plan_digest(CONFIG, TASKS), plan_digest(CONFIG, TASKS[:2]), plan_digest(other, TASKS)}) == 3
+    assert (
+        len({plan_digest(CONFIG.eval, TASKS), plan_digest(CONFIG.eval, TASKS[:2]), plan_digest(other.eval, TASKS)}) == 3
+    )
 
 
 # The results

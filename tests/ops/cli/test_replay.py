@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
@@ -19,7 +20,7 @@ from tests.learner.world import InlineExecutor, World
 
 def test_a_replay_whose_digests_differ_names_the_other_machine() -> None:
     config = RunConfig.load([], ["--run.name=run"])
-    here = machine(config)
+    here = machine(config.learner.threads)
     assert here["cpu"]
     elsewhere = here | {"cpu": "x86_64 sse"}
     lineages = [
@@ -52,9 +53,8 @@ def test_steps_are_replayed_with_the_config_that_they_were_trained_with(tmp_path
         transport, start = MemoryTransport(worlds[0].server, "run"), None
         for number, (part, world) in enumerate(zip(parts, worlds, strict=True)):
             engine = EngineThread(HashEngine(), InlineExecutor())
-            replay = Replay(
-                part.config, transport, engine, world.rules, tmp_path, lineages, tmp_path / f"part-{number}"
-            )
+            log, end_dir = GroupLog(transport), tmp_path / f"part-{number}"
+            replay = Replay(part.config, transport, log, engine, world.rules, tmp_path, lineages, end_dir)
             assert all([done.equal async for done in replay.steps(start, part.ledger)])
             start = replay.end
 

@@ -16,7 +16,7 @@ from horizonrl.broker.nats.connect import STREAMS_WAIT_S
 from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
-from horizonrl.learner.loop.disk import disk_need
+from horizonrl.learner.disk import disk_need
 from horizonrl.ops.launch.roles import SHARED_MEMORY, stop_within_s
 from tests.ops.deploy.manifests import (
     COMPONENT,

@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError
-from horizonrl.learner.loop import disk
-from horizonrl.learner.loop.disk import count_parameters, disk_need, require_disk
+from horizonrl.learner import disk
+from horizonrl.learner.disk import count_parameters, disk_need, require_disk
 
 
 def config_with(*overrides: str) -> RunConfig:
