@@ -87,7 +87,6 @@ class Controller:
             # `until_end` decides whether the run is over: it may have been given more steps since.
             if progress.finished:
                 continue
-            await self._fence.check()
             if not began:
                 await self._fill_gaps(progress)
                 began = True
@@ -95,6 +94,7 @@ class Controller:
             await self._record_horizons(progress)
             issued = await self._issue(progress, with_ended(issued, progress))
             if progress.step > purged_step:
+                await self._fence.check()
                 await self._standing.purge(progress)
             # Not at every progress, of which there are ten per second: gauges and `status` need it less often.
             if progress.step > purged_step or time.monotonic() - self._reported_at >= REPORT_S:
@@ -195,6 +195,7 @@ class Controller:
 
     async def _issue_numbers(self, kind: Kind, numbers: range, progress: Progress) -> None:
         tickets = [self._ticket(kind, number, progress) for number in numbers]
+        await self._fence.check()
         for ticket, stored in zip(tickets, await self._queue.issue_all(tickets), strict=True):
             self._standing.add(ticket, stored.sequence)
             # A duplicate if the stream has the ticket already, from a controller that died.
@@ -283,6 +284,7 @@ class Controller:
         """Set the key before any ticket has a new horizon, so that no later controller issues a shorter one."""
         horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.curriculum.sources}
         if horizons != self._recorded.horizons:
+            await self._fence.check()
             log.info("horizons_changed", before=self._recorded.horizons, now=horizons, step=progress.step)
             self._recorded = self._recorded.model_copy(update={"horizons": horizons})
             await self._state.put(Key.HORIZON, self._recorded)
@@ -298,6 +300,7 @@ class Controller:
         self.metrics.set("conservation_violations", violations)
 
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        await self._fence.check()
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
         for line in self.curriculum.explained(*self._trained_announcements(progress)):

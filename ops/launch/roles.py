@@ -36,7 +36,7 @@ SHARED_MEMORY = Path("/dev/shm")
 _ALIKE: dict[str, Any] = {
     "run": {"name", "seed"},
     "model": {"max_context_tokens"},
-    **dict.fromkeys(("rollout", "horizon", "advantage", "loss", "correction", "reference", "critic", "lora"), True),
+    **dict.fromkeys(("rollout", "horizon", "advantage", "loss", "correction", "reference", "lora"), True),
     "learner": True,
 }
 """What a step depends on. Paths, the broker and the actors may differ from machine to machine."""
