@@ -11,7 +11,7 @@ Axes: N the trained tokens of one trace, or of one micro-batch.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -211,7 +211,7 @@ class LossStats:
     """Not a sum but the logarithm of the largest Π r, to which both products are relative."""
     importance_max: float = 0.0
     """Not a sum but the largest."""
-    own: tuple[float, ...] = ()
+    own: tuple[float, ...] = field(default=(), kw_only=True)
     """The named numbers of a loss of another package, over the compared tokens."""
 
     def __add__(self, other: "LossStats") -> "LossStats":

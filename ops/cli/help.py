@@ -12,7 +12,11 @@ from horizonrl.common.errors import ConfigError, did_you_mean
 WIDTH = 80
 """Columns of what argparse does not wrap: it fits any terminal."""
 SETTING = "Set any key of the config with --section.key VALUE. Write lists and tables as JSON. Defaults:"
-SHOWING = "`horizonrl config [RECIPE...]` prints all values; docs/configuration.md explains each key."
+SETTING_OF_ROLE = (
+    "Set a key of the config with --section.key VALUE. Give all roles the same recipes; this one reads these keys "
+    "(defaults):"
+)
+SHOWING = "`horizonrl config [RECIPE...]` prints all values; `horizonrl config --explain KEY` explains a key."
 
 Execute = Callable[[argparse.Namespace, list[str]], int]
 """Runs a command with its arguments and the overrides of the config; returns the exit code."""
@@ -21,13 +25,15 @@ Execute = Callable[[argparse.Namespace, list[str]], int]
 class CommandParser(argparse.ArgumentParser):
     """A parser that can list the config's keys, which are read only when somebody asks for help."""
 
-    lists_keys = False
+    sections: Sequence[str] | None = ()
+    """The sections of the config that the help lists; None lists all."""
 
     def format_help(self) -> str:
-        if self.lists_keys:
+        if self.sections is None or self.sections:
             self.formatter_class = argparse.RawDescriptionHelpFormatter
             self.description = textwrap.fill(self.description or "", WIDTH)
-            self.epilog = "\n".join([*textwrap.wrap(SETTING, WIDTH), *_key_lines(), "", *textwrap.wrap(SHOWING, WIDTH)])
+            setting = textwrap.wrap(SETTING if self.sections is None else SETTING_OF_ROLE, WIDTH)
+            self.epilog = "\n".join([*setting, *_key_lines(self.sections), "", *textwrap.wrap(SHOWING, WIDTH)])
         return super().format_help()
 
 
@@ -46,12 +52,16 @@ class Commands:
         execute: Execute,
         *,
         keys: bool = False,
+        sections: Sequence[str] = (),
         overrides: bool = True,
     ) -> CommandParser:
-        """Declare a command. `keys`: its help lists the config's keys; `overrides`: it accepts `--section.key`."""
+        """Declare a command. `keys`: its help lists the config's keys, or those of `sections` alone.
+
+        `overrides`: it accepts `--section.key`.
+        """
         command = self._subparsers.add_parser(name, description=description)
         command.set_defaults(execute=execute, takes_overrides=overrides)
-        command.lists_keys = keys
+        command.sections = None if keys else sections
         self.summaries[name] = description.partition(". ")[0].removesuffix(".")
         return command
 
@@ -149,11 +159,14 @@ def _sections() -> Mapping[str, Mapping[str, Any]]:
     return sections
 
 
-def _key_lines() -> Iterator[str]:
+def _key_lines(sections: Sequence[str] | None) -> Iterator[str]:
     for section, values in _sections().items():
+        if sections is not None and section.partition(".")[0] not in sections:
+            continue
         keys = " ".join(f"{key}={_default(value)}" for key, value in values.items())
         yield from textwrap.wrap(keys, WIDTH, initial_indent=f"  {f'--{section}.':15}", subsequent_indent=" " * 17)
-    yield '  --envs         \'[{"id": "textcraft"}]\'  all of them; in recipes [[envs]]'
+    if sections is None or "envs" in sections:
+        yield '  --envs         \'[{"id": "textcraft"}]\'  all of them; in recipes [[envs]]'
 
 
 def _default(value: Any) -> str:

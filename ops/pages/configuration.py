@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.section import OWN_KIND, Section, by_kind
@@ -31,50 +31,74 @@ read only the broker's password, `HORIZONRL_BROKER__NATS__PASSWORD`.
 """
 
 
+class Key(NamedTuple):
+    """A key of the config, as a row of the page shows it; one that means different things by kind has several."""
+
+    section: str
+    name: str
+    kinds: tuple[str, ...]
+    """The kinds of its section that have it; empty if all have it."""
+    values: str
+    meaning: str
+
+
 def page() -> str:
     """Return the page's text."""
+    sections: dict[str, list[Key]] = {}
+    for key in keys():
+        sections.setdefault(key.section, []).append(key)
+    return "\n".join([HEAD, *(_table(section, rows) for section, rows in sections.items())])
+
+
+def keys() -> Iterator[Key]:
+    """Yield every key of the config, in the order of the page."""
     schema = RunConfig.model_json_schema()
     defaults = RunConfig.model_construct().model_dump(mode="json")
-    sections = [_section(name, place, schema, defaults[name]) for name, place in schema["properties"].items()]
-    return "\n".join([HEAD, *sections])
+    for section, shape in schema["properties"].items():
+        yield from _keys(section, shape, schema, defaults[section])
 
 
-def _section(name: str, place: dict[str, Any], schema: dict[str, Any], defaults: Any) -> str:
-    """Return the table of a section, and then those of the sections in it.
+def _table(section: str, rows: Sequence[Key]) -> str:
+    title = "[[envs]]" if section == "envs" else f"[{section}]"
+    lines = [
+        f"|`{key.name}`{' of ' if key.kinds else ''}{', '.join(key.kinds)}|{key.values}|{key.meaning}|" for key in rows
+    ]
+    return "\n".join([f"## `{title}`", "", "|key|values (default)|meaning|", "|---|---|---|", *lines, ""])
+
+
+def _keys(section: str, shape: dict[str, Any], schema: dict[str, Any], defaults: Any) -> Iterator[Key]:
+    """Yield the keys of a section, and then those of the sections in it.
 
     `envs` is a list of sections, whose one element has the defaults.
     """
-    if "oneOf" in place:
-        return _section_with_kinds(name, [_followed(choice, schema) for choice in place["oneOf"]], schema)
+    if "oneOf" in shape:
+        choices = [_followed(choice, schema) for choice in shape["oneOf"]]
+        yield from _keys_by_kind(section, choices, schema)
+        return
     several = isinstance(defaults, list)
-    properties = _followed(place["items"] if several else place, schema)["properties"]
-    given = defaults[0] if several else defaults
-    inner = {key: field for key, field in properties.items() if "properties" in _followed(field, schema)}
-    rows = [
-        f"|`{key}`|{_values(field, schema, given.get(key))}|{_meaning(field)}|"
-        for key, field in properties.items()
-        if key not in inner
-    ]
-    title = f"## `[[{name}]]`" if several else f"## `[{name}]`"
-    tables = [_section(f"{name}.{key}", field, schema, given[key]) for key, field in inner.items()]
-    return "\n".join([title, "", "|key|values (default)|meaning|", "|---|---|---|", *rows, "", *tables])
+    properties = _followed(shape["items"] if several else shape, schema)["properties"]
+    defaults = defaults[0] if several else defaults
+    inner = {name for name, field in properties.items() if "properties" in _followed(field, schema)}
+    for name, field in properties.items():
+        if name not in inner:
+            yield Key(section, name, (), _values(field, schema, defaults.get(name)), _meaning(field))
+    for name in inner:
+        yield from _keys(f"{section}.{name}", properties[name], schema, defaults[name])
 
 
-def _section_with_kinds(name: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]) -> str:
-    """Return the table of a section whose kind decides its keys. A key that not all kinds have names those that do."""
-    rows: dict[str, dict[str, list[str]]] = {}
-    for choice in choices:
-        for key, field in choice["properties"].items():
-            if key != "kind":
-                row = f"{_values(field, schema, field['default'])}|{_meaning(field)}|"
-                rows.setdefault(key, {}).setdefault(row, []).extend(_kinds(choice))
+def _keys_by_kind(section: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]) -> Iterator[Key]:
     kinds = [kind for choice in choices for kind in _kinds(choice)]
-    lines = [f"|`kind`|{', '.join(f'`{kind}`' for kind in kinds)} (`{kinds[0]}`)|{_meaning_of_kind(name)}|"]
-    for key, definitions in rows.items():
-        for row, having in definitions.items():
-            named = f"`{key}`" if having == kinds else f"`{key}` of {', '.join(having)}"
-            lines.append(f"|{named}|{row}")
-    return "\n".join([f"## `[{name}]`", "", "|key|values (default)|meaning|", "|---|---|---|", *lines, ""])
+    values = f"{', '.join(f'`{kind}`' for kind in kinds)} (`{kinds[0]}`)"
+    yield Key(section, "kind", (), values, _meaning_of_kind(section))
+    rows: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for choice in choices:
+        for name, field in choice["properties"].items():
+            if name != "kind":
+                row = (_values(field, schema, field["default"]), _meaning(field))
+                rows.setdefault(name, {}).setdefault(row, []).extend(_kinds(choice))
+    for name, meanings in rows.items():
+        for (values, meaning), having in meanings.items():
+            yield Key(section, name, () if having == kinds else tuple(having), values, meaning)
 
 
 def _kinds(choice: dict[str, Any]) -> list[str]:

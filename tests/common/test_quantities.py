@@ -1,12 +1,15 @@
 """Each quantity of a step has one name: in the file, in Prometheus, on the console, in the report, in the tracker."""
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from horizonrl.common.metrics import METRICS
 from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.types import Phase, PolicyVersion
+from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.collector import PendingBatch
 from horizonrl.learner.records.report import MIRRORED, metrics_line
 from horizonrl.ops.observe.console import COLUMNS
@@ -36,10 +39,10 @@ RETIRED = (
 """Second names that quantities had before they had one."""
 
 
-def line_of_a_step() -> dict[str, Any]:
+def line_of_a_step(stats: StepStats = STATS) -> dict[str, Any]:
     group = make_group(0, rewards=(1.0, 0.0))
     pending = PendingBatch(admitted=[(1, group)], consumed=[group])
-    line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, TIMES)
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, stats, TIMES)
     return line | {"tickets_issued": 3, "tickets_outstanding": 2, "growths": []}  # as the learner's loop adds them
 
 
@@ -82,6 +85,13 @@ def test_a_tracker_is_told_the_names_of_the_table() -> None:
     keys = {key.rpartition("/")[2] for key in metrics_values(line_of_a_step()) if key.startswith(("train/", "env/"))}
     assert keys - {"lineage"} <= set(QUANTITIES)
     assert keys > {"success_rate", "truncated_share", "ess"}
+
+
+def test_the_numbers_of_a_loss_of_another_package_reach_the_report_and_trackers() -> None:
+    line = line_of_a_step(replace(STATS, numbers={"penalty": 0.25, "unmeasured": math.nan}))
+    assert line["numbers"] == {"penalty": 0.25, "unmeasured": None}
+    assert metrics_values(line)["own/penalty"] == 0.25
+    assert [curve["series"][0]["y"] for curve in curves([line], []) if curve["title"] == "penalty"] == [[0.25]]
 
 
 def test_the_page_of_metrics_shows_the_table() -> None:

@@ -20,7 +20,9 @@ def add(commands: Commands) -> None:
     recipes.add_argument(
         "names", nargs="*", type=Path, metavar="NAME", help="print this recipe, to start your own from"
     )
-    add_recipes(commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True))
+    config = commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True)
+    config.add_argument("--explain", metavar="KEY", help="explain a key, such as loss.low, or a section instead")
+    add_recipes(config)
     _add_plan(commands)
     keys = commands.add(
         BROKER_KEYS,
@@ -83,6 +85,11 @@ def _recipes(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    if arguments.explain is not None:
+        from horizonrl.ops.cli.explain import explain
+
+        print(explain(arguments.explain))
+        return 0
     config = load_config(arguments.recipes, overrides)
     from horizonrl.ops.rundir.directory import to_toml
 

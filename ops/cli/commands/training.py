@@ -15,12 +15,24 @@ ROLES = {
     "actor": "Run one actor.",
 }
 
+_TICKETS = ("run", "broker", "model", "envs", "rollout", "imitation", "rl", "advantage")
+SECTIONS = {
+    "broker": ("run", "broker"),
+    "controller": (*_TICKETS, "horizon", "curriculum", "eval", "metrics"),
+    "learner": (
+        *(*_TICKETS, "horizon", "curriculum", "eval", "metrics"),
+        *("reward", "loss", "correction", "reference", "learner", "lora", "tracker"),
+    ),
+    "actor": (*_TICKETS, "actor", "metrics"),
+}
+"""The sections that each role reads."""
+
 
 def add(commands: Commands) -> None:
     description = "Train on this machine: starts every process and shows one console."
     add_recipes(commands.add("train", description, _train, keys=True))
     for role, description in ROLES.items():
-        command = commands.add(role, description, _role, keys=True)
+        command = commands.add(role, description, _role, sections=SECTIONS[role])
         if role == "broker":
             command.add_argument(
                 "--cluster",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.broker.groups import Entry
-from horizonrl.common.config.objective import RewardSection
+from horizonrl.common.config.objective import EnvironmentReward
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Group, Kind, Phase, Task
@@ -45,21 +45,21 @@ def test_the_punishment_is_daposs() -> None:
 
 def test_cost_and_punishment_are_those_of_the_turns_and_the_whole_length() -> None:
     episode = make_episode(0, make_turn(range(6)), make_turn(range(4), reward=1.0))
-    settings = RewardSection(turn_cost=0.1, overlong_band=(8, 12), overlong_cost=2.0)
+    settings = EnvironmentReward(turn_cost=0.1, overlong_band=(8, 12), overlong_cost=2.0)
     assert shaped(episode, settings) == pytest.approx([-0.1, 1.0 - 0.1 - 2.0 * 0.5])
-    assert shaped(episode, RewardSection()) == [0.0, 1.0]
+    assert shaped(episode, EnvironmentReward()) == [0.0, 1.0]
 
 
 def test_success_as_the_reward_forgets_partial_scores_and_losses() -> None:
     failed = make_episode(1, make_turn(reward=0.5), make_turn(reward=-1.5))
     solved = make_episode(0, make_turn(reward=0.5), make_turn(reward=0.25))
-    settings = RewardSection(kind="success")
+    settings = EnvironmentReward(kind="success")
     assert shaped(solved, settings) == [0.0, 1.0] and shaped(failed, settings) == [0.0, 0.0]
-    assert shaped(solved, RewardSection(kind="success", turn_cost=0.1)) == pytest.approx([-0.1, 0.9])
+    assert shaped(solved, EnvironmentReward(kind="success", turn_cost=0.1)) == pytest.approx([-0.1, 0.9])
 
 
 def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_success_is_the_reward() -> None:
-    rules = replace(RULES, reward=RewardSection(kind="success"))
+    rules = replace(RULES, reward=EnvironmentReward(kind="success"))
     partial = group_of([-0.5], [-1.0])
     assert collected(RULES, partial).pending.admitted and not collected(rules, partial).pending.admitted
     solved, failed = collected(rules, group_of([0.5, 0.25], [-1.0])).batch(1).traces
@@ -79,7 +79,7 @@ def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_succes
 def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list[list[float]]]], kind: str) -> None:
     groups = [group_of(*episodes, env_id=env_id) for env_id, episodes in drawn]
     advantage = make_advantage(kind=kind)
-    rewards = batch_rewards(groups, RewardSection(normalisation="environment"), advantage)
+    rewards = batch_rewards(groups, EnvironmentReward(normalisation="environment"), advantage)
     for env_id in {env_id for env_id, _ in drawn}:
         before = np.array([sum(e) for env, episodes in drawn for e in episodes if env == env_id])
         after = [sum(e) for (env, _), episodes in zip(drawn, rewards, strict=True) for e in episodes if env == env_id]
@@ -89,20 +89,20 @@ def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list
 
 
 def test_every_return_from_a_turn_on_loses_the_mean() -> None:
-    settings = RewardSection(normalisation="environment")
+    settings = EnvironmentReward(normalisation="environment")
     (rewards,) = batch_rewards([group_of([1.0, 3.0], [0.0, 0.0])], settings, make_advantage(kind="gae"))
     assert np.cumsum(rewards[0][::-1])[::-1] == pytest.approx([(4 - 2) / 2, (3 - 2) / 2], rel=1e-5)
 
 
 def test_equal_returns_leave_the_rewards_of_single_turns_as_small_as_they_were() -> None:
-    settings = RewardSection(normalisation="environment", turn_cost=0.01)
+    settings = EnvironmentReward(normalisation="environment", turn_cost=0.01)
     (rewards,) = batch_rewards([group_of([0.0] * 10, [0.0] * 10)], settings, make_advantage(kind="gae"))
     assert rewards[0][:-1] == pytest.approx([-0.01] * 9) and sum(rewards[0]) == pytest.approx(0.0)
 
 
 def test_demonstrations_keep_their_rewards_and_scale_nothing() -> None:
     groups = [group_of([9.0], kind=Kind.DEMO), group_of([1.0], [0.0])]
-    settings = RewardSection(normalisation="environment", turn_cost=0.5)
+    settings = EnvironmentReward(normalisation="environment", turn_cost=0.5)
     rewards = batch_rewards(groups, settings, make_advantage(kind="reinforce_pp"))
     assert rewards[0] == [[9.0]] and rewards[1] == [[pytest.approx(1.0, rel=1e-5)], [pytest.approx(-1.0, rel=1e-5)]]
 
@@ -118,7 +118,7 @@ def collected(rules: Rules, *groups: Group) -> Collector:
 def test_with_a_cost_of_turns_a_shorter_way_to_the_same_reward_is_a_difference() -> None:
     group = group_of([1.0], [0.0, 1.0])
     assert not collected(RULES, group).pending.admitted
-    costly = replace(RULES, reward=RewardSection(turn_cost=0.1))
+    costly = replace(RULES, reward=EnvironmentReward(turn_cost=0.1))
     (long, short) = collected(costly, group).batch(1).traces[::-1]
     assert short.rewards_L.sum() == pytest.approx(0.9) and long.rewards_L.sum() == pytest.approx(0.8)
 
@@ -155,7 +155,7 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
     assert rules.differs(group_of([1.0], [0.0]))
     assert not rules.differs(group_of([1.0], [1.0]))
     assert not rules.differs(group_of([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])), "equal but for their last bits"
-    costly = replace(rules, reward=RewardSection(turn_cost=0.1))
+    costly = replace(rules, reward=EnvironmentReward(turn_cost=0.1))
     assert not costly.differs(group_of([1.0], [0.0, 1.0])), "both solve it, one in more turns"
 
 

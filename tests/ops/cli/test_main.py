@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.ops.cli.commands.training import SECTIONS
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.cli.overrides import split_overrides
 from horizonrl.ops.cli.recipe_names import purpose, recipes
@@ -37,7 +38,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert command in shown
 
 
-@pytest.mark.parametrize("command", [["train"], ["learner"], ["config"], ["demos"], ["eval"], ["bench", "chaos"]])
+@pytest.mark.parametrize("command", [["train"], ["config"], ["demos"], ["eval"], ["bench", "chaos"]])
 def test_the_help_of_what_takes_keys_lists_them_with_their_defaults(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,6 +51,40 @@ def test_the_help_of_what_takes_keys_lists_them_with_their_defaults(
         for key in getattr(field.annotation, "model_fields", ()):
             assert f"{key}=" in shown or f"--{section}.{key}." in shown
     assert "--section.key VALUE" in shown
+
+
+@pytest.mark.parametrize(
+    ("role", "shown", "hidden"),
+    [
+        ("actor", ["--actor.", "--rollout."], ["--learner.", "--loss.", "--curriculum."]),
+        ("learner", ["--learner.", "--loss.", "--curriculum."], ["--actor."]),
+        ("controller", ["--curriculum.", "--envs"], ["--learner.", "--actor.", "--loss."]),
+        ("broker", ["--broker.nats."], ["--envs", "--rl."]),
+    ],
+)
+def test_the_help_of_a_role_lists_its_keys_alone(
+    role: str, shown: list[str], hidden: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([role, "--help"])
+    text = capsys.readouterr().out
+    assert all(section in text for section in shown)
+    assert not any(section in text for section in hidden)
+
+
+def test_every_section_is_read_by_a_role() -> None:
+    assert {name for sections in SECTIONS.values() for name in sections} == set(RunConfig.model_fields)
+
+
+def test_a_key_is_explained_for_each_kind_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--explain", "loss.low"]) == 0
+    shown = capsys.readouterr().out
+    assert "loss.low (with kind ppo, decoupled_ppo): number ≥0, ≤1 (0.2)\n    Ratios below" in shown
+    assert "loss.low (with kind gspo): number ≥0, ≤1 (0.0003)\n    Lower side" in shown
+    assert main(["config", "--explain", "advantage"]) == 0
+    assert "(docs/algorithms.md)" in capsys.readouterr().out
+    assert main(["config", "--explain", "loss.gspo_low"]) != 0
+    assert "did you mean loss.low?" in capsys.readouterr().err
 
 
 def test_a_recipe_of_the_package_is_known_by_its_name_from_any_folder(
