@@ -217,9 +217,10 @@ def recipe(config: RunConfig) -> str:
         if isinstance(section, dict):
             # A section's keys, and their defaults, are those of its kind.
             defaults = type(getattr(config, name)).model_construct().model_dump(mode="json")
-            if "kind" in defaults:
-                defaults["kind"] = default[name]["kind"]
-            differing = {key: value for key, value in section.items() if value != defaults[key]}
+            # Not all classes have a default kind, and options of another package have no defaults at all.
+            defaults |= {"kind": default[name]["kind"]} if "kind" in section else {}
+            absent = object()
+            differing = {key: value for key, value in section.items() if value != defaults.get(key, absent)}
             if differing:
                 changed[name] = {key: "none" if value is None else value for key, value in differing.items()}
         elif section != default[name]:

@@ -96,8 +96,16 @@ def test_a_card_names_environments_lineage_and_facts(tmp_path: Path) -> None:
     assert card.data.library_name == "transformers" and "horizonrl" in card.data.tags
 
 
-def test_the_recipe_of_a_card_makes_the_same_config(tmp_path: Path) -> None:
-    config = run_config(tmp_path, "--rl.lr=3e-6", "--rollout.group_size=4", "--loss.kind=gspo", "--loss.low=0.2")
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["--loss.kind=gspo", "--loss.low=0.2"],
+        ["--advantage.kind=rloo"],
+        ["--loss.kind=package.losses:spo", "--loss.epsilon=0.2", "--loss.epochs=2"],
+    ],
+)
+def test_the_recipe_of_a_card_makes_the_same_config(kinds: list[str], tmp_path: Path) -> None:
+    config = run_config(tmp_path, "--rl.lr=3e-6", "--rollout.group_size=4", *kinds)
     file = tmp_path / "recipe.toml"
     file.write_text(recipe(config))
     assert public_config(RunConfig.load([file])) == public_config(config)
