@@ -52,6 +52,13 @@ def test_a_page_names_no_line_of_a_file(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_row_is_part_of_a_table(page: Path) -> None:
+    """An empty line ends a table: the rows below it would show their bars."""
+    tables = re.findall(r"(?:^ *\|.*\n)+", FENCED.sub("", page.read_text()), re.MULTILINE)
+    assert [rows for rows in tables if not re.match(r".*\n[ |:-]*-[ |:-]*\n", rows)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_sections(page: Path) -> None:
     for target, anchor in ANCHORED.findall(FENCED.sub("", page.read_text())):
         there = (page.parent / target).resolve() if target else page
