@@ -87,7 +87,7 @@ def test_a_command_that_prose_mentions_has_these_options(
     name, *rest = words(command)
     if name.startswith("-"):
         return
-    deeper = rest[:1] if name == "bench" or [name, *rest[:1]] == ["broker", "keys"] else []
+    deeper = rest[:1] if name == "study" or [name, *rest[:1]] == ["broker", "keys"] else []
     deeper = [word for word in deeper if not stands_for_another(word)]
     with pytest.raises(SystemExit) as ended:
         parse([name, *deeper, "--help"])
@@ -120,7 +120,7 @@ def check_files(arguments: Namespace) -> None:
     """Recipes and studies that a command names are in the repository."""
     for recipe in [*getattr(arguments, "recipes", ()), *getattr(arguments, "recipe", ())]:
         assert stands_for_another(recipe) or (ROOT / find_recipe(recipe)).is_file(), recipe
-    if study := getattr(arguments, "study", None):
+    if study := getattr(arguments, "file", None):
         assert stands_for_another(study) or (ROOT / "ops/recipes/studies" / study).with_suffix(".toml").is_file(), study
 
 

@@ -1,7 +1,7 @@
-"""Benchmarks: what HorizonRL costs, beside what a user would pick instead. `horizonrl bench`.
+"""`horizonrl bench`: what HorizonRL costs, beside what a user would pick instead.
 
-    speed/      bench broker, envs        messages and environment steps per second
-
-Each room's `__init__.py` says what it measures, against what, and how to read its output. Every bench takes `--json` or
-writes JSON, and the measured results are in docs/results.md, docs/reliability.md and docs/environments/.
+A group of rows is a module with `cases`, which prepares each case and yields it. `case.py` measures one: in every round
+each side takes its turn, ours first, so that other load on the machine hits all alike. `run.py` measures each group in
+a process of its own, prints one table and writes one JSON file. How to read it: `ratio` is the median over rounds, and
+above 1 ours is better. docs/performance.md has the results.
 """

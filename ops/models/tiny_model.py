@@ -1,10 +1,13 @@
-"""A tiny Llama with random weights, a byte-level tokenizer and a ChatML template: a real model that loads in seconds.
+"""Tiny models with random weights, a byte-level tokenizer and a ChatML template: real ones that load in seconds.
 
-The chaos suite, the soak test and the tests train it. The pocket model's tokenizer is made here too.
+    python -m horizonrl.ops.models.tiny_model DIR [qwen]
+
+The fault benches and the tests train the Llama; the Qwen stands in for the weights of `ops/recipes/agentgym-rl`. The
+pocket model's tokenizer is made here too.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,37 +50,57 @@ def make_tokenizer(
 
 
 def make_tiny_model(path: Path, seed: int = 0) -> Path:
-    """Write a Hugging Face directory of about 360,000 random parameters (bfloat16, tied embeddings); return it.
+    """Write a Llama of about 360,000 random parameters with tied embeddings; return its directory.
 
     The same seed gives the same weights. vLLM on CPU wants heads of 32 or 64 dimensions.
     """
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    shape = {"head_dim": 32, "max_position_embeddings": 1024, "tie_word_embeddings": True}
+    return _write(path, seed, LlamaConfig, LlamaForCausalLM, shape)
+
+
+def make_tiny_qwen(path: Path, seed: int = 0) -> Path:
+    """Write a Qwen2.5 of about 430,000 random parameters; return its directory.
+
+    The architecture is that of Qwen2.5-7B-Instruct: a head of its own, biases on queries, keys and values, and a
+    context of 32,768 tokens.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = {
+        "max_position_embeddings": 32_768,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": False,
+    }
+    return _write(path, seed, Qwen2Config, Qwen2ForCausalLM, shape)
+
+
+def _write(path: Path, seed: int, config_class: Any, model_class: Any, shape: Mapping[str, Any]) -> Path:
+    import torch
+
     tokenizer = make_tokenizer()
-    config = LlamaConfig(
+    config = config_class(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
         initializer_range=0.1,
         bos_token_id=tokenizer.convert_tokens_to_ids("<|im_start|>"),
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="bfloat16",
+        **shape,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        llama: Any = LlamaForCausalLM
-        model = llama(config).to(torch.bfloat16)
+        model = model_class(config).to(torch.bfloat16)
     save_model(model, tokenizer, path)
     return path
 
 
 if __name__ == "__main__":
-    make_tiny_model(Path(sys.argv[1]))
+    directory, *families = sys.argv[1:]
+    (make_tiny_qwen if families == ["qwen"] else make_tiny_model)(Path(directory))

@@ -1,6 +1,6 @@
 """`python -m horizonrl.ops.pages.studies`: write a page of docs/studies/ from each committed study.
 
-A study is the `results.json` of `horizonrl bench learning`, kept as docs/studies/NAME.json. Its page is
+A study is the `results.json` of `horizonrl study learning`, kept as docs/studies/NAME.json. Its page is
 docs/studies/NAME.md: how the study was made, a conclusion in words, and every number in tables.
 """
 

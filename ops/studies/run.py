@@ -1,4 +1,4 @@
-"""`horizonrl bench learning`: train every variant of a study under every seed, one after another, and compare them.
+"""`horizonrl study learning`: train every variant of a study under every seed, one after another, and compare them.
 
 Place in the flow: study → **runs as child processes** → outcomes → report. The directory remembers the study's state: a
 run whose `ending.json` has code 0 is not repeated, and one that was interrupted or failed resumes from its checkpoint,
@@ -68,7 +68,7 @@ class StudyRequest:
 
     def __str__(self) -> str:
         """Return the command as the results record it: with DIR for the directory, which is this machine's own."""
-        words = ["horizonrl", "bench", "learning", str(self.study), "--directory", "DIR"]
+        words = ["horizonrl", "study", "learning", str(self.study), "--directory", "DIR"]
         words += ["--phase", self.phase] if self.phase else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
         words += ["--only", *self.only] if self.only else []
@@ -116,7 +116,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     Raises ConfigError before the first run if the study or the config of any run is invalid.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise MissingDependency("bench learning draws with matplotlib: pip install 'horizonrl[bench]'")
+        raise MissingDependency("study learning draws with matplotlib: pip install 'horizonrl[bench]'")
     study, overrides = read_study(request.study), request.overrides
     own: Sequence[str] = ()
     if request.phase is not None:

@@ -1,4 +1,4 @@
-"""`horizonrl bench sampling`: what other ways of sampling groups would have cost, from the groups that a run consumed.
+"""`horizonrl study sampling`: what other ways of sampling groups would have cost, from the groups that a run consumed.
 
 Place in the flow: `episodes/` of finished runs → **rules applied to recorded groups** → a table. Nothing is trained. A
 group of G episodes is informative if its returns differ; one whose returns are all equal has no advantage and is
@@ -195,7 +195,7 @@ def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
         print(f"{each.rule:<10}  {group:>11}  {episode:>13}  {each.lost:>16.0%}  {each.spread:>18.2f}")
     if json_file is not None:
         facts = {
-            "command": f"horizonrl bench sampling {' '.join(run_dir.name for run_dir in run_dirs)}",
+            "command": f"horizonrl study sampling {' '.join(run_dir.name for run_dir in run_dirs)}",
             "seeds": ", ".join(str(read_config(run_dir).run.seed) for run_dir in run_dirs),
             "commit": commit_of_program(),
             "machine": describe_machine(),

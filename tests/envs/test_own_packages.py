@@ -64,7 +64,7 @@ def expect_message(message: str, capsys: Captured) -> None:
     assert re.search(rf"^guess: .*{message}$", shown, re.MULTILINE), shown
     assert main(["envs", "check", "guess"]) == 2
     assert re.fullmatch(rf"error: environment 'guess' .*{message}\n", capsys.readouterr().err)
-    assert main(["bench", "envs", "guess"]) == 2
+    assert main(["bench", "envs:guess"]) == 2
     measured = capsys.readouterr()
     assert re.search(rf"^error: environment 'guess' .*{message}$", measured.err, re.MULTILINE), measured.err
     assert measured.out == ""
@@ -79,7 +79,7 @@ def test_a_step_that_exits_ends_no_command_and_is_described_once(install: Instal
     shown = capsys.readouterr().out
     assert shown.count("SystemExit(3) would end the actor") == 1
     assert re.search(r"^NO: no text raises\n(NO: .*\n)*    RuntimeError.*\n    at: .*:23, step\n", shown, re.MULTILINE)
-    assert main(["bench", "envs", "guess"]) == 2
+    assert main(["bench", "envs:guess"]) == 2
     assert re.search(r"^error: .* SystemExit: 3 \(.*\.py:23\)$", capsys.readouterr().err, re.MULTILINE)
 
 
@@ -108,11 +108,9 @@ def test_an_environment_without_an_expert_is_measured_with_made_up_texts(
 ) -> None:
     install("guess", GUESS, "Guess")
     out = tmp_path / "envs.json"
-    assert main(["bench", "envs", "guess", "--seconds", "0.3", "--json", str(out)]) == 0
-    measured = json.loads(out.read_text())["environments"]["guess"]
-    assert [each["clients"] for each in measured] == [1, 32] * 3
-    assert all(0 < each["steps_per_s"] < each["calls_per_s"] for each in measured)
-    shown = capsys.readouterr().out
-    assert "made-up" in shown
-    assert "…" not in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    assert main(["bench", "envs:guess", "--small", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    rates = [row for row in rows if row["unit"] == "steps/s"]
+    assert [row["what"].rpartition(", ")[2] for row in rates] == ["1 clients", "32 clients"] * 3
+    assert all(row["ours"] > 0 for row in rates)
+    assert "guess served" in capsys.readouterr().out

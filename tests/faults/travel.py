@@ -41,7 +41,7 @@ from horizonrl.learner.engine.api import Engine, EngineSettings
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights import WeightsPublisher
-from horizonrl.ops.bench.weights.frames import sampled_batches
+from horizonrl.ops.bench.frames import sampled_batches
 from horizonrl.ops.models.models import SMOLLM2, resolve_model
 
 RUN = "travel"

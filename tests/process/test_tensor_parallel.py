@@ -9,7 +9,7 @@ import pytest
 from horizonrl.actors.engines.vllm import VllmPolicy
 from horizonrl.actors.policy import Generation, InferenceSettings
 from horizonrl.common.types import PolicyVersion
-from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
+from horizonrl.ops.models.tiny_model import make_tiny_qwen
 
 
 @pytest.mark.process

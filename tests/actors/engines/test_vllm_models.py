@@ -16,7 +16,7 @@ from horizonrl.common.model_dir import INDEX
 from horizonrl.learner.engine.checkpoint.weights_file import write_weights_file
 from horizonrl.learner.engine.model.lora import policy_weights
 from horizonrl.learner.engine.model.model import load_language_model
-from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
+from horizonrl.ops.models.tiny_model import make_tiny_qwen
 
 pytestmark = pytest.mark.process
 

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
-from horizonrl.ops.models.tiny_model import make_tiny_model
+from horizonrl.ops.models.tiny_model import make_tiny_model, make_tiny_qwen
 from tests.contracts.test_models import FAMILIES, SMALL
 
 

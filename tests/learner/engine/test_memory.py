@@ -15,7 +15,7 @@ from horizonrl.learner.engine import memory
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import head
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.ops.bench.speed.memory import episode
+from horizonrl.ops.bench.memory import episode
 from tests.learner.engines import DEEPSPEED
 from tests.learner.traces import make_batch, make_groups
 

@@ -38,7 +38,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert command in shown
 
 
-@pytest.mark.parametrize("command", [["train"], ["config"], ["demos"], ["eval"], ["bench", "chaos"]])
+@pytest.mark.parametrize("command", [["train"], ["config"], ["demos"], ["eval"], ["study", "learning"]])
 def test_the_help_of_what_takes_keys_lists_them_with_their_defaults(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,9 +219,8 @@ def test_asking_wrongly_is_one_clear_message(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["bench", "chaos", "--kills", "0"], "0: give 1 or more"),
         (["envs", "serve", "parity", "--port", "99999"], "give 0 or more, 65535 at most"),
-        (["bench", "learning", "losses", "--directory", "d", "--seeds", "a"], "such as 0,1,2"),
+        (["study", "learning", "losses", "--directory", "d", "--seeds", "a"], "such as 0,1,2"),
         (["demos", "--out", "x", "--count", "0"], "0: give 1 or more"),
         (["broker", "keys", "--out", "x", "--actors", "-1"], "-1: give 1 or more"),
         (["broker", "keys", "--out", "x", "--host", ""], "'': give a name or an address"),

@@ -7,8 +7,8 @@ import pytest
 
 from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
 from horizonrl.ops.cli.recipe_names import find_recipe
+from horizonrl.ops.models.tiny_model import make_tiny_qwen
 
 SCENARIOS = ("textcraft", "babyai", "sciworld", "searchqa", "webarena")
 NUMBER = re.compile(r"^(\w+) = .*\d")

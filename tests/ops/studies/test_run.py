@@ -287,7 +287,7 @@ def test_a_directory_of_another_study_is_refused(place: Path) -> None:
 
 
 def test_the_command_line_reaches_the_study(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "learning", str(place / "study.toml"), "--directory", str(place / "out")]
+    command = ["study", "learning", str(place / "study.toml"), "--directory", str(place / "out")]
     assert main([*command, "--report-only", "--seeds", "0,1", "--only", "low"]) == 1
     assert "no run has finished" in capsys.readouterr().out
     assert main([*command, "--seeds", "7"]) == 2

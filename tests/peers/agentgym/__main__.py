@@ -31,7 +31,7 @@ from typing import Any
 from rich.table import Table
 
 from horizonrl.common.errors import HorizonError
-from horizonrl.ops.bench.table.rows import Request
+from horizonrl.ops.bench.case import Request
 from horizonrl.ops.terminal.console import plain_console
 from tests.peers.agentgym import lmrl, ours, speed, theirs
 
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     options = parser.parse_args()
     if options.what == "speed":
-        return speed.run(Request(options.small, options.agentgym, options.python), options.json)
+        return speed.run(Request(options.small), options.agentgym, options.python, options.json)
     if options.agentgym is None:
         parser.error(f"{options.what} needs --agentgym DIR")
     if options.what == "games" and options.lmrl is None:

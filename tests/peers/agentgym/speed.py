@@ -5,21 +5,22 @@ experts. Without a checkout of AgentGym, ours is held against its goals alone.
 """
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-
-import uvloop
+from typing import Any
 
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import number_tasks
 from horizonrl.envs.api import Environment
-from horizonrl.ops.bench.speed.envs import WORKERS, serving
-from horizonrl.ops.bench.table.rows import Request, Row, against_limit
-from horizonrl.ops.bench.table.run import measure_and_print
+from horizonrl.ops.bench.case import Case, Request, Side, constant
+from horizonrl.ops.bench.envs import WORKERS, serving
+from horizonrl.ops.bench.run import measure_and_print
 from tests.peers.agentgym.games import Game, door, play
 from tests.peers.agentgym.theirs import agentgym_server
 
@@ -37,59 +38,55 @@ BEGIN_S = 180.0
 CALL_S = 30.0
 """Longest wait for one call: what a round lasts beyond its seconds, at most."""
 
+CHECKOUT: dict[str, Any] = {"agentgym": None, "python": sys.executable}
+"""AgentGym's, and a Python with its dependencies: where the peers come from."""
+
 Player = AsyncGenerator[int, None]
 
 
-def run(request: Request, json_file: Path | None) -> int:
-    """Measure the rows and print them as `horizonrl bench speed` does its own."""
-    return measure_and_print(request, json_file, {"servers": f"{__name__}:rows"})
+def run(request: Request, agentgym: Path | None, python: str, json_file: Path | None) -> int:
+    """Measure the rows and print them as `horizonrl bench` does its own."""
+    CHECKOUT.update(agentgym=agentgym, python=python)
+    return measure_and_print({"servers": __name__}, request, json_file)
 
 
-def rows(request: Request) -> list[Row]:
-    """Measure the servers in `request.rounds` rounds."""
-    made: list[Row] = []
+async def cases(request: Request) -> AsyncIterator[Case]:
+    """Yield a case per environment."""
+    clients = SMALL_CLIENTS if request.small else CLIENTS
     for env_id in SMALL_IDS if request.small else GOALS:
         try:
-            ours, theirs = uvloop.run(_measure(env_id, request))
-        except HorizonError as error:  # one environment that needs Java must not cost the rows of the others
-            request.left_out[f"{env_id} served"] = str(error)
-            continue
-        what = f"{env_id} served to {CLIENTS}"
-        if theirs:
-            fewer = f", {THEIR_CLIENTS[env_id]} clients" if env_id in THEIR_CLIENTS else ""
-            made.append(Row(what, f"AgentGym's own server{fewer}", "steps/s", ours, theirs, 1.0))
-        if (goal := GOALS[env_id]) is not None:
-            made.append(against_limit(what, "steps/s", ours, goal, less_is_better=False))
-        elif not theirs:
-            made.append(Row(what, "none", "steps/s", ours, ()))
-    return made
+            games = await _games(env_id)
+            async with AsyncExitStack() as stack:
+                _, url = await stack.enter_async_context(serving(env_id, WORKERS))
+                here = await stack.enter_async_context(_begun(f"{url}/{env_id}", env_id, games, clients))
+                sides = {"ours": partial(_steps_per_s, here, request.small)}
+                peer = await _peer(stack, env_id, games, clients, request)
+                goals = dict.fromkeys(peer, 1.0)
+                if (goal := GOALS[env_id]) is not None:
+                    peer[f"goal of {goal:g} steps/s"] = constant("steps/s", goal)
+                    goals[f"goal of {goal:g} steps/s"] = 1.0
+                # In the first round levels are drawn and a JVM compiles: episodes go on between rounds.
+                yield Case(f"{env_id} served to {clients}", sides | peer, goals, warms_up=True)
+        except HorizonError as error:  # one environment that needs Java must not cost the others
+            request.absent[f"{env_id} served"] = error
 
 
-async def _measure(env_id: str, request: Request) -> tuple[list[float], list[float]]:
-    """Return steps per second of our server and of AgentGym's, by round; nothing of theirs without a checkout."""
-    games = await _games(env_id)
-    clients, seconds = (SMALL_CLIENTS, SMALL_SECONDS) if request.small else (CLIENTS, SECONDS)
-    ours, theirs = list[float](), list[float]()
-    async with AsyncExitStack() as stack:
-        _, url = await stack.enter_async_context(serving(env_id, WORKERS))
-        here = await stack.enter_async_context(_begun(f"{url}/{env_id}", env_id, games, clients))
-        there = None
-        try:
-            if request.agentgym is not None:
-                peer = agentgym_server(request.agentgym, request.agentgym_python, env_id)
-                begun = _begun(await stack.enter_async_context(peer), env_id, games, THEIR_CLIENTS.get(env_id, clients))
-                there = await stack.enter_async_context(begun)
-            # One round before the count, in which levels are drawn and a JVM compiles: episodes go on between rounds.
-            for _ in range(1 + request.rounds):
-                ours.append(await _steps_per_s(here, seconds))
-                if there is not None:
-                    theirs.append(await _steps_per_s(there, seconds))
-        except HorizonError as error:
-            if len(ours) == len(theirs):  # it was ours that failed
-                raise
-            request.left_out[f"AgentGym's {env_id}"] = str(error)
-            theirs = []
-    return ours[1:], theirs[1:]
+async def _peer(
+    stack: AsyncExitStack, env_id: str, games: Sequence[Game], clients: int, request: Request
+) -> dict[str, Side]:
+    """Start AgentGym's own server; return its side, or none without a checkout."""
+    agentgym, python = CHECKOUT["agentgym"], CHECKOUT["python"]
+    if agentgym is None:
+        return {}
+    fewer = THEIR_CLIENTS.get(env_id, clients)
+    name = f"AgentGym's own server, {fewer} clients"
+    try:
+        url = await stack.enter_async_context(agentgym_server(agentgym, python, env_id))
+        there = await stack.enter_async_context(_begun(url, env_id, games, fewer))
+    except HorizonError as error:
+        request.absent[f"AgentGym's {env_id}"] = error
+        return {}
+    return {name: partial(_steps_per_s, there, request.small)}
 
 
 async def _games(env_id: str) -> list[Game]:
@@ -131,9 +128,9 @@ async def _play(environment: Environment, games: Sequence[Game]) -> Player:
                 break
 
 
-async def _steps_per_s(players: Sequence[Player], seconds: float) -> float:
-    """Let everybody play on for `seconds`; a reset takes its time and counts as no step."""
-    started = time.perf_counter()
+async def _steps_per_s(players: Sequence[Player], small: bool) -> Mapping[str, float]:
+    """Let everybody play on for some seconds; a reset takes its time and counts as no step."""
+    started, seconds = time.perf_counter(), SMALL_SECONDS if small else SECONDS
 
     async def client(player: Player) -> int:
         steps = 0
@@ -146,4 +143,4 @@ async def _steps_per_s(players: Sequence[Player], seconds: float) -> float:
         steps = sum(await asyncio.gather(*map(client, players)))
     except TimeoutError:
         raise RunFailed(f"a call was not answered within {CALL_S:g} s") from None
-    return steps / (time.perf_counter() - started)
+    return {"steps/s": steps / (time.perf_counter() - started)}

@@ -11,7 +11,7 @@ import pytest
 
 from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.agentgym.doors import COUNTERPARTS
-from horizonrl.ops.bench.table.rows import Request
+from horizonrl.ops.bench.case import Request
 from tests.peers.agentgym import ours, speed
 from tests.peers.agentgym.bird import write_bird
 from tests.peers.agentgym.games import play, reply_of
@@ -77,7 +77,7 @@ def test_the_real_package_plays_whole_episodes_on_our_server() -> None:
 @pytest.mark.process
 def test_our_servers_are_measured_in_small_without_a_checkout(tmp_path: Path) -> None:
     out = tmp_path / "servers.json"
-    assert speed.run(Request(small=True), out) == 0
+    assert speed.run(Request(small=True), None, sys.executable, out) == 0
     (row,) = json.loads(out.read_text())["rows"]
     assert row["what"].startswith("textcraft")
     assert row["ours"] > 0

@@ -1,14 +1,16 @@
 """The bench of changes, on a tiny model that it trains itself."""
 
-import json
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from horizonrl.common.errors import WeightsRejected
-from horizonrl.ops.bench.weights.frames import made_frames
-from horizonrl.ops.bench.weights.run import entropy_bytes, run
+from horizonrl.common.errors import RunFailed, WeightsRejected
+from horizonrl.ops.bench.case import Request, measure
+from horizonrl.ops.bench.forms import FORMS, Form
+from horizonrl.ops.bench.frames import made_frames
+from horizonrl.ops.bench.weights import compare, entropy_bytes, read_image, send
 from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.broker.weights.test_changes import pair, trained
 
@@ -25,17 +27,21 @@ def test_frames_are_trained_once_and_each_rate_changes_more(tmp_path: Path) -> N
     assert made_frames(tmp_path / "no model", tmp_path / "frames") == made
 
 
-def test_every_form_is_exact_and_the_json_has_what_is_promised(tmp_path: Path) -> None:
-    for name, data in zip(("old", "new"), pair(*trained(300_000, 4e-5)), strict=True):
-        # A header of odd length would put words between two.
-        assert len(data) % 2 == 0
-        (tmp_path / name).write_bytes(data)
-    assert run(tmp_path / "out.json", [tmp_path / "old", tmp_path / "new"]) == 0
-    (row,) = json.loads((tmp_path / "out.json").read_text())["frames"]
-    promised = {"lr", "changed_share", "ratio", "over_entropy", "encode_s", "apply_s", "xor_zstd_ratio", "exact"}
-    assert promised <= row.keys() and row["exact"]
-    assert all(form["exact"] for form in row["forms"].values())
-    assert 1 < row["over_entropy"] < 1.1 and row["xor_zstd_ratio"] > 2
+def test_every_form_is_exact_and_ours_is_near_the_entropy() -> None:
+    images = [np.frombuffer(data, np.uint16) for data in pair(*trained(300_000, 4e-5))]
+    rows = asyncio.run(measure(compare("a version", *images), Request(small=True)))
+    sizes = {row.peer: row.ratios[0] for row in rows if row.unit == "MB"}
+    assert sizes.keys() == {*FORMS, "entropy", "the whole file"} - {"ours"}
+    assert 1 < 1 / sizes["entropy"] < 1.1
+    assert sizes["XOR, zstd"] > 2
+    assert {row.unit for row in rows} == {"MB", "s to encode", "s to apply"}
+
+
+def test_a_form_that_is_inexact_fails() -> None:
+    images = [np.frombuffer(data, np.uint16) for data in pair(*trained(300_000, 4e-5))]
+    inexact = Form(FORMS["ours"].encode, lambda image, data: None)
+    with pytest.raises(RunFailed, match="inexact"):
+        asyncio.run(send(inexact, *images))
 
 
 def test_the_entropy_of_a_known_change() -> None:
@@ -50,4 +56,4 @@ def test_the_entropy_of_a_known_change() -> None:
 def test_what_is_no_safetensors_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes(b"\1\0\0\0\0\0\0\0{")
     with pytest.raises(WeightsRejected):
-        run(None, [tmp_path / "odd", tmp_path / "odd"])
+        read_image(tmp_path / "odd")

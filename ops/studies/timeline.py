@@ -1,4 +1,4 @@
-"""`horizonrl bench timeline`: where each second of a run on one machine went, by role, from its logs and metrics.
+"""`horizonrl study timeline`: where each second of a run on one machine went, by role, from its logs and metrics.
 
 It reads what every run of `train` leaves behind, so any run can be looked at afterwards: `logs/*.log` for the starts,
 the weights and the checkpoints, `metrics.jsonl` for the steps and the waits.
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from rich.table import Table
 
@@ -27,8 +26,6 @@ COLOURS = {
     "evaluation": "#e3b505",
     "end": "#5c6670",
 }
-WIDTH, LEFT, TOP, LANE, GAP = 1000, 90, 30, 34, 12
-TICK_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ def run(run_dir: Path, svg_file: Path | None) -> int:
     first = min((span.end_s for span in spans if span.what == "rl"), default=None)
     print(f"{total_s:.0f} s in all" + ("" if first is None else f", the first RL step after {first:.0f} s"))
     if svg_file is not None:
-        svg_file.write_text(svg(spans, run_dir.name), encoding="utf-8")
+        draw(spans, run_dir.name, svg_file)
     return 0
 
 
@@ -116,39 +113,29 @@ def _evaluations(logs: dict[str, list[dict[str, Any]]], began: float) -> Iterato
         yield Span("evaluation", "evaluation", begin - began, end - began)
 
 
-def svg(spans: list[Span], title: str) -> str:
-    """Draw one lane for each role, seconds from left to right."""
+def draw(spans: list[Span], title: str, file: Path) -> None:
+    """Draw one lane for each role, minutes from left to right."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     roles = list(dict.fromkeys(span.role for span in spans))
-    total_s = max(span.end_s for span in spans)
-    scale = (WIDTH - LEFT - 10) / total_s
-    height = TOP + len(roles) * (LANE + GAP) + 60
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"',
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f"<title>{escape(title)}: where each second went</title>",
-    ]
-    bottom = TOP + len(roles) * (LANE + GAP)
-    for tick in range(0, int(total_s) + 1, TICK_S):
-        x = LEFT + tick * scale
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{bottom}" stroke="#d0d5da"/>')
-        parts.append(f'<text x="{x:.1f}" y="{TOP - 12}" text-anchor="middle" fill="#444">{tick // 60} min</text>')
-    for number, role in enumerate(roles):
-        y = TOP + number * (LANE + GAP)
-        parts.append(f'<text x="{LEFT - 8}" y="{y + LANE / 2 + 4}" text-anchor="end" fill="#222">{escape(role)}</text>')
-        for span in spans:
-            if span.role == role:
-                x, width = LEFT + span.begin_s * scale, (span.end_s - span.begin_s) * scale
-                parts.append(
-                    f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.5):.1f}" height="{LANE}" '
-                    f'fill="{COLOURS[span.what]}">'
-                    f"<title>{span.what}, {span.begin_s:.0f} to {span.end_s:.0f} s</title></rect>"
-                )
-    for number, what in enumerate(dict.fromkeys(span.what for span in spans)):
-        x = LEFT + number * 112
-        parts.append(f'<rect x="{x}" y="{bottom + 16}" width="12" height="12" fill="{COLOURS[what]}"/>')
-        parts.append(f'<text x="{x + 18}" y="{bottom + 26}" fill="#222">{what}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "horizonrl"}):
+        figure = Figure(figsize=(10, 1.2 + 0.5 * len(roles)), layout="constrained")
+        axes = figure.subplots()
+        for what in dict.fromkeys(span.what for span in spans):
+            stretches = [span for span in spans if span.what == what]
+            axes.barh(
+                [roles.index(span.role) for span in stretches],
+                [(span.end_s - span.begin_s) / 60 for span in stretches],
+                left=[span.begin_s / 60 for span in stretches],
+                color=COLOURS[what],
+                label=what,
+            )
+        axes.set_yticks(range(len(roles)), roles)
+        axes.invert_yaxis()
+        axes.set(title=title, xlabel="minutes")
+        figure.legend(loc="outside lower center", ncols=len(COLOURS), frameon=False)
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def _events(file: Path) -> Iterator[dict[str, Any]]:

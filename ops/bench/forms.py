@@ -16,7 +16,7 @@ Words = np.ndarray[Any, np.dtype[np.uint16]]
 ZSTD_LEVEL = 1
 
 
-class Peer(NamedTuple):
+class Form(NamedTuple):
     encode: Callable[[Words, Words], bytes]
     apply: Callable[[Words, bytes], None]
 
@@ -80,8 +80,8 @@ def _sparse(old: Words, new: Words) -> bytes:
     from safetensors.numpy import save
 
     tensors: dict[str, Any] = {}
-    for name, place in read_layout(old).tensors.items():
-        mine = slice(place.offset // 2, (place.offset + place.size_bytes) // 2)
+    for name, tensor in read_layout(old).tensors.items():
+        mine = slice(tensor.offset // 2, (tensor.offset + tensor.size_bytes) // 2)
         indices = np.flatnonzero(old[mine] != new[mine]).astype(np.int32)
         if len(indices):
             tensors |= {f"{name}.indices": indices, f"{name}.values": new[mine][indices]}
@@ -92,16 +92,15 @@ def _apply_sparse(image: Words, data: bytes) -> None:
     from safetensors.numpy import load
 
     tensors = load(data)
-    for name, place in read_layout(image).tensors.items():
+    for name, tensor in read_layout(image).tensors.items():
         if f"{name}.indices" in tensors:
-            image[place.offset // 2 :][tensors[f"{name}.indices"]] = tensors[f"{name}.values"]
+            image[tensor.offset // 2 :][tensors[f"{name}.indices"]] = tensors[f"{name}.values"]
 
 
-PEERS: Mapping[str, Peer] = {
-    "changes": Peer(encode_changes, apply_changes),
-    "xor_zstd": Peer(_xor, _apply_xor),
-    "xor_planes_zstd": Peer(_xor_planes, _apply_xor_planes),
-    "gaps_zstd": Peer(_gaps, _apply_gaps),
-    "sparse": Peer(_sparse, _apply_sparse),
+FORMS: Mapping[str, Form] = {
+    "ours": Form(encode_changes, apply_changes),
+    "XOR, zstd": Form(_xor, _apply_xor),
+    "XOR in planes, zstd": Form(_xor_planes, _apply_xor_planes),
+    "gaps, zstd": Form(_gaps, _apply_gaps),
+    "indices and values": Form(_sparse, _apply_sparse),
 }
-"""`changes` is ours."""
