@@ -41,9 +41,12 @@ async def cases(request: Request) -> AsyncIterator[Case]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-")))
         brokers: dict[str, BrokerSection] = {}
         for durability, replicas in SETTINGS:
-            kind = EmbeddedCluster if replicas > 1 else EmbeddedServer
-            opened = kind(directory / f"{durability}-{replicas}", durability)
-            server = await stack.enter_async_context(opened)
+            folder = directory / f"{durability}-{replicas}"
+            server: EmbeddedCluster | EmbeddedServer
+            if replicas > 1:
+                server = await stack.enter_async_context(EmbeddedCluster(folder, durability))
+            else:
+                server = await stack.enter_async_context(EmbeddedServer(folder, durability))
             nats = NatsSection(replicas=replicas)
             brokers[f"{durability}, R{replicas}"] = BrokerSection(url=server.url, nats=nats)
         most = SMALL_ROUND_MESSAGES if request.small else ROUND_MESSAGES

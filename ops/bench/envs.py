@@ -7,7 +7,6 @@ loop that plays; with 1 client, the longest time for which one call blocks it.
 
 import asyncio
 import re
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager

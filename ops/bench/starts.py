@@ -27,7 +27,7 @@ from horizonrl.common.errors import RunFailed
 from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Task, Ticket, Turn, VersionSpan
-from horizonrl.ops.bench.case import Case, Request, constant
+from horizonrl.ops.bench.case import Case, Request, Side, constant
 from horizonrl.ops.bench.programs import program
 from horizonrl.ops.bench.rollouts import CONTEXT_TOKENS
 
@@ -81,7 +81,7 @@ async def cases(request: Request) -> AsyncIterator[Case]:
         recipe.write_text(text, encoding="utf-8")
         start = partial(_start, recipe, model_dir, count())
         words = [str(word) for word in (model_dir, CONTEXT_TOKENS, SLOTS, kv_cache_mib)]
-        actor = {
+        actor: dict[str, Side] = {
             "ours": partial(start, "actor", _leased),
             BARE: partial(_start_bare, words),
             GOAL: constant("s", ACTOR_GOAL_S),

@@ -9,11 +9,13 @@ and compares the variants on held-out tasks, two at a time in the contrasts that
     statistics  bootstrap intervals over seeds, tasks and episodes
     significance  t, Holm, Fisher, and the seeds that a claim needs
     contrasts   two variants, seed by seed: at the end, at equal cost, and the cost of equal success
-    comparison  the rows, `results.json` and `report.md`
+    comparison  intervals of each variant, `results.json`
+    report      `results.json` as Markdown: `report.md`, and the pages of docs/studies
     plots       the success curves
+    sampling, timeline  what other ways of sampling would have cost finished runs, and where their time went
 
 How to read `report.md`: `start` and `end` are success before the first and after the last RL step, with 95 % intervals
-in brackets. `*` marks a difference whose interval excludes zero. The intervals are not corrected for the number of
-comparisons, and with one seed they cover the played episodes only. An ESS far below 1 says that the actors' policy and
-the trained one have drifted apart. `At equal cost` compares the variants at the largest budget that every run reached.
+in parentheses. With one seed they cover the played episodes only. An ESS far below 1 says that the actors' policy and
+the trained one have drifted apart. Contrasts are shown at the end and at the largest cost that every run reached;
+`results.json` also has success at equal cost, the cost of equal success, and the p of collapses.
 """

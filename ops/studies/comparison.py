@@ -1,23 +1,18 @@
-"""The comparison of a study's variants: intervals for each variant, and the report in JSON and Markdown.
+"""The comparison of a study's variants: intervals for each variant, and the results as JSON.
 
-Place in the flow: outcomes of finished runs → **comparison** → `results.json`, `report.md`, and the bands that
-`plots.py` draws.
+Place in the flow: outcomes of finished runs → **comparison** → `results.json`, of which `report.py` makes
+`report.md`, and the bands that `plots.py` draws.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from horizonrl.common.statistics import mean
-from horizonrl.ops.evaluation.report import markdown_table
 from horizonrl.ops.studies.contrasts import (
-    END,
     Contrast,
-    CostRatio,
-    EndCost,
     contrasts,
     counts_at,
     counts_of,
@@ -35,9 +30,6 @@ from horizonrl.ops.studies.statistics import (
     success_interval,
 )
 from horizonrl.ops.studies.study import Study
-from horizonrl.ops.terminal.figures import number
-
-_table = partial(markdown_table, words=1)
 
 POINTS = 60
 """Number of points of a drawn curve."""
@@ -134,32 +126,6 @@ def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str
     }
 
 
-def to_markdown(
-    study: Study,
-    comparison: Comparison,
-    facts: Mapping[str, str],
-    failures: Mapping[str, str],
-    sections: Sequence[str] = (),
-) -> str:
-    """Return the report: what was run, the tables, sections of their own, the plots, and how failed runs ended."""
-    parts = [f"# {study.name}", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
-    parts += [_method(comparison), _table(*_successes(comparison)), _table(*_costs(comparison))]
-    parts += [f"## At equal cost\n\n{_table(*_equal_cost(comparison))}"]
-    if comparison.contrasts:
-        parts += [f"## Contrasts\n\n{CONTRASTS}\n\n{_table(*_contrasts(comparison))}"]
-    if any(row.played for row in comparison.rows):
-        parts += [f"## Training episodes by horizon\n\n{PLAYED}\n\n{_table(*_played(comparison))}"]
-    parts += [
-        *sections,
-        "## Curves",
-        *(f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in ("steps", *comparison.budgets)),
-    ]
-    if failures:
-        ends = [f"{name}:\n\n```\n{lines}\n```" for name, lines in failures.items()]
-        parts += ["## Failed runs", *ends]
-    return "\n\n".join(parts) + "\n"
-
-
 def plot_name(axis: str) -> str:
     return f"success-{axis.replace('_', '-')}.svg"
 
@@ -192,137 +158,3 @@ def _row(own: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonR
 
 def _mean_known(values: Sequence[float | None]) -> float | None:
     return mean([value for value in values if value is not None])
-
-
-def _method(comparison: Comparison) -> str:
-    return (
-        f"Success is that of {comparison.measured}. `end` is the last evaluation, or the last fifth of the RL steps "
-        "if a run has no evaluations; `start` is the evaluation before the first step, or the first tenth of the "
-        f"steps. Brackets hold the {LEVEL:.0%} interval of the mean over seeds (bootstrap of seeds, then episodes), "
-        "not corrected for the number of comparisons. \\* marks an interval that excludes zero. A run that gave up, "
-        "because no group had anything to learn from, counts with its success in that step."
-    )
-
-
-CONTRASTS = (
-    "The first arm minus the second, over the seeds that both have, in points. `t` is Student's interval of the same "
-    "difference over the paired seeds, and `p` its test: at few seeds, trust these. The p of a primary contrast is "
-    "that of one test; the others are corrected together for each place (Holm). `cost` is what the first arm pays for "
-    "the success that the second one has there, as a share of what that one pays; `never` means not within the budget. "
-    "`to the end` is what the first arm spends until it has the lower one of the two ends, against what the second one "
-    "spends until then, and the first as a share of the second."
-)
-
-
-def _successes(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    rows = [
-        [row.variant, str(len(row.seeds)), _share(row.start), _share(row.final), _points(row.improvement)]
-        for row in comparison.rows
-    ]
-    return ["variant", "seeds", "start", "end", "gain in points"], rows
-
-
-def _contrasts(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = ["contrast", "at", "seeds", "difference", "t", "p", "cost", "to the end", "p of collapses"]
-    rows = []
-    for each in comparison.contrasts:
-        within = "-" if each.tested is None else _bounds(each.tested.interval)
-        place = "the end" if each.axis == END else f"{each.budget:,.0f} {AXES[each.axis]}"
-        rows.append(
-            [
-                f"{each.variant} − {each.against}{' (primary)' if each.primary else ''}",
-                place,
-                str(len(each.seeds)),
-                _points(each.difference),
-                within,
-                number(each.p, 3),
-                "-" if each.cost is None else _ratio(each.cost),
-                "-" if each.end_cost is None else _end_cost(each.end_cost),
-                number(each.collapse_p, 3),
-            ]
-        )
-    return head, rows
-
-
-def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = ["variant", "ESS mean", "ESS min", "staleness mean", "staleness max", "truncated", "collapsed", "gave up"]
-
-    rows = [
-        [
-            row.variant,
-            number(row.ess_mean),
-            number(row.ess_min),
-            number(row.staleness_mean),
-            number(row.staleness_max, 0),
-            "-" if row.truncated_share is None else f"{row.truncated_share:.0%}",
-            "-" if row.collapsed is None else f"{row.collapsed} of {len(row.seeds)}",
-            f"{row.gave_up} of {len(row.seeds)}",
-            f"{row.environment_steps:,.0f}",
-            f"{row.generated_tokens:,.0f}",
-            f"{row.wall_s / 60:.1f}",
-        ]
-        for row in comparison.rows
-    ]
-    return [*head, "environment steps", "generated tokens", "minutes"], rows
-
-
-PLAYED = (
-    "Valid episodes that the RL steps of all seeds consumed. `context` is the share that the context ended, before the "
-    "horizon could. `turns` are means over solved and over unsolved episodes, and `repeated` is the share of turns in "
-    "unsolved episodes that said what an earlier turn of theirs had said."
-)
-
-
-def _played(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = ["variant", "horizon", "episodes", "solved", "truncated", "context", "turns: solved", "unsolved", "repeated"]
-    rows = []
-    for row in comparison.rows:
-        for each in row.played:
-            shares = each.shares()
-            rows.append(
-                [
-                    row.variant,
-                    str(each.horizon),
-                    f"{each.episodes:,}",
-                    _percent(shares["solved_share"]),
-                    _percent(shares["truncated_share"]),
-                    _percent(shares["context_share"]),
-                    number(shares["turns_per_solved"], 1),
-                    number(shares["turns_per_unsolved"], 1),
-                    _percent(shares["repeated_share"]),
-                ]
-            )
-    return head, rows
-
-
-def _equal_cost(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = [f"success at {budget:,.0f} {AXES[axis]}" for axis, budget in comparison.budgets.items()]
-    rows = [[row.variant, *map(_share, row.at_equal_cost.values())] for row in comparison.rows]
-    return ["variant", *head], rows
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _share(interval: Interval) -> str:
-    return f"{100 * interval.mean:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-
-
-def _points(interval: Interval) -> str:
-    star = " \\*" if interval.excludes_zero else ""
-    return f"{100 * interval.mean:+.1f} {_bounds(interval)}{star}"
-
-
-def _bounds(interval: Interval) -> str:
-    return f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
-
-
-def _ratio(cost: CostRatio) -> str:
-    ratio, low, high = ("never" if value is None else f"{value:.2f}" for value in (cost.ratio, cost.low, cost.high))
-    return f"{ratio} [{low}, {high}]"
-
-
-def _end_cost(cost: EndCost) -> str:
-    ratio, low, high = ("-" if value is None else f"{value:.2f}" for value in (cost.ratio, cost.low, cost.high))
-    return f"{cost.spent:,.0f} against {cost.against_spent:,.0f}: {ratio} [{low}, {high}]"

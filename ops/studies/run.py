@@ -27,9 +27,10 @@ from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.rundir.directory import to_toml
-from horizonrl.ops.studies.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
+from horizonrl.ops.studies.comparison import bands, compare, measured_axes, plot_name, to_json
 from horizonrl.ops.studies.earlier import ReportedRun, changes, read_earlier
 from horizonrl.ops.studies.outcome import AXES, RunOutcome, read_outcome
+from horizonrl.ops.studies.report import Shown, results_to_markdown
 from horizonrl.ops.studies.study import Study, StudyRun, TableFile, plan, read_study, select, trained
 from horizonrl.ops.studies.tables import (
     TABLES,
@@ -320,9 +321,12 @@ def _report(
     request.directory.mkdir(parents=True, exist_ok=True)
     (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     tables = [tables_to_markdown(f"{each.variant}, seed {each.seed}", each.tables) for each in outcomes if each.tables]
-    (request.directory / "report.md").write_text(
-        to_markdown(study, comparison, facts, failures, tables), encoding="utf-8"
-    )
+    plots = [f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in measured_axes(outcomes)]
+    ends = [f"## Failed: {name}\n\n```\n{lines}\n```" for name, lines in failures.items()]
+    share_of = study.primary_axis if study.primary_axis in comparison.budgets else None
+    shown = results_to_markdown(results, Shown(share_of=share_of))
+    report = "\n\n".join([f"# {study.name}", f"{facts['finished']} have finished.", *shown, *tables, *plots, *ends])
+    (request.directory / "report.md").write_text(report + "\n", encoding="utf-8")
     _draw(study, outcomes, request.directory)
     print(f"report: {request.directory / 'report.md'}")
     return True

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from horizonrl.ops.studies.comparison import compare, to_markdown
+from horizonrl.ops.studies.comparison import Comparison, compare, to_json
+from horizonrl.ops.studies.earlier import ReportedRun
 from horizonrl.ops.studies.outcome import RunOutcome, read_outcome
 from horizonrl.ops.studies.played import Played
+from horizonrl.ops.studies.report import Shown, results_to_markdown
 from horizonrl.ops.studies.study import read_study
 from tests.ops.studies.test_run import STUDY, place, study_of
 
@@ -99,12 +101,16 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
     assert high.at_equal_cost["environment_steps"].mean == pytest.approx((16 + 9) / 64)  # half of its own way
     assert high.at_equal_cost["generated_tokens"].mean == pytest.approx(34 / 64)
 
-    report = to_markdown(study, comparison, {"seeds": "0, 1"}, {"high-seed2": "no memory left"})
-    assert "| high | 2 | 25.0 % [" in report
-    assert "+28.1 [" in report
-    assert "success at 100 environment steps" in report
-    assert "| high − low (primary) | 100 environment steps | 2 | +10.9 [" in report
-    assert "no memory left" in report
+    report = markdown(comparison, outcomes)
+    assert "|`high`|25.0|" in report
+    assert "|+28.1 (" in report
+    assert "|`high`−`low` (primary)|100 environment steps|+10.9 (" in report
+
+
+def markdown(comparison: Comparison, outcomes: Sequence[RunOutcome]) -> str:
+    runs = [ReportedRun(outcome, "commit", "machine") for outcome in outcomes]
+    facts = {"command": "c", "seeds": "0, 1", "evaluation": "e", "commit": "c", "machine": "m"}
+    return "\n".join(results_to_markdown(facts | to_json(comparison, runs), Shown()))
 
 
 def pair_of_arms(place: Path, ours: Sequence[int], theirs: Sequence[int], **fields: Any) -> list[RunOutcome]:
@@ -212,6 +218,6 @@ def test_training_episodes_are_counted_by_horizon(place: Path) -> None:
     assert outcome.played == (Played(4, 1, 0, 0, 0, 2, 0, 0), Played(9, 2, 1, 1, 3, 4, 2, 0))
     study = read_study(place / "study.toml")
     comparison = compare(study, [outcome, replace(outcome, seed=1)])
-    report = to_markdown(study, comparison, {}, {})
-    assert "| low | 9 | 4 | 50.0% | 50.0% | 0.0% | 3.0 | 4.0 | 50.0% |" in report
-    assert "| low | 4 | 2 | 0.0% | 0.0% | 0.0% | - | 2.0 | 0.0% |" in report
+    report = markdown(comparison, [outcome, replace(outcome, seed=1)])
+    assert "|`low`|9|4|50.0|50.0|0.0|3.0, 4.0|50.0|" in report
+    assert "|`low`|4|2|0.0|0.0|0.0|-, 2.0|0.0|" in report

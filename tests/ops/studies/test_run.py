@@ -121,7 +121,7 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     low, high = results["variants"]
     assert (low["final"]["mean"], high["final"]["mean"]) == (pytest.approx(0.095), pytest.approx(0.95))
     assert results["runs"][0]["environment_steps"] == 320
-    assert "| high − low (primary) | the end | 2 |" in (out / "report.md").read_text()
+    assert "|`high`−`low` (primary)|updates|" in (out / "report.md").read_text()
     for axis in ("steps", "environment-steps", "generated-tokens"):
         assert (out / f"success-{axis}.svg").read_text().startswith("<?xml")
 
