@@ -22,6 +22,7 @@ from horizonrl.broker.api import Key, Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
+from horizonrl.broker.weights.changes import warm_up
 from horizonrl.broker.weights.frames import digest_file, publish_frame
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.metrics import Metrics
@@ -47,6 +48,7 @@ async def cases(request: Request) -> AsyncIterator[Case]:
         "a copy per follower": partial(_second_version, followers, followers, whole=False),
         "whole frames": partial(_second_version, followers, followers, whole=True),
     }
+    warm_up()
     yield Case(f"one version to {followers} followers on {hosts} hosts", sides, rounds=1)
 
 

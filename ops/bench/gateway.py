@@ -103,10 +103,13 @@ async def _through_gateway(rollout: Rollout, number: int) -> None:
             "tasks": f"{talker.__name__}:talks",
             "environment": {READY: folder, GO: str(go)},
         }
-        async with asyncio.TaskGroup() as group:
-            playing = group.create_task(_play_all(partial(registry.make, "program", options), rollout, number))
+        make = partial(registry.make, "program", options)
+        playing = asyncio.create_task(_play_all(make, rollout, number))
+        try:
             await asyncio.to_thread(_start_when_up, go, playing.done)
             await playing
+        finally:
+            playing.cancel()
 
 
 def _start_when_up(go: Path, over: Callable[[], bool]) -> None:

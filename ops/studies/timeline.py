@@ -119,7 +119,8 @@ def draw(spans: list[Span], title: str, file: Path) -> None:
     from matplotlib.figure import Figure
 
     roles = list(dict.fromkeys(span.role for span in spans))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "horizonrl"}):
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "horizonrl"}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(10, 1.2 + 0.5 * len(roles)), layout="constrained")
         axes = figure.subplots()
         for what in dict.fromkeys(span.what for span in spans):
