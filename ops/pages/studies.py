@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.ops.studies.contrasts import END
-from horizonrl.ops.studies.report import SECONDS, Shown, results_to_markdown
+from horizonrl.ops.studies.report import SECONDS, ReportOptions, results_to_markdown
 
 DIRECTORY = Path(__file__).parents[2] / "docs" / "studies"
 INTERVALS = "Intervals (95 %) and p: [how to read them](../evidence.md#how-to-read-the-numbers)."
@@ -19,7 +19,7 @@ INTERVALS = "Intervals (95 %) and p: [how to read them](../evidence.md#how-to-re
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a page says besides its numbers, and which of them it shows (`Shown`)."""
+    """What a page says besides its numbers, and which of them it shows (`ReportOptions`)."""
 
     title: str
     conclusion: str
@@ -136,7 +136,9 @@ def page(name: str, results: Mapping[str, Any]) -> str:
         f"# {note.title}",
         f"Generated from [{name}.json]({name}.json) by `make generated`.",
         note.conclusion,
-        *results_to_markdown(results, Shown(note.axes, note.share_of, note.played, tables=True, method=INTERVALS)),
+        *results_to_markdown(
+            results, ReportOptions(note.axes, note.share_of, note.played, tables=True, method=INTERVALS)
+        ),
     ]
     if (DIRECTORY.parent / "images" / f"{name}.svg").exists():
         parts.append(f"![{note.title}](../images/{name}.svg)")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.ops.studies.contrasts import END
 from horizonrl.ops.studies.significance import holm, paired_test, student_interval
 from horizonrl.ops.terminal.figures import number
 
@@ -23,7 +24,7 @@ Results = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ReportOptions:
     """Which of a study's results a report shows."""
 
     axes: Sequence[str] | None = None
@@ -37,7 +38,7 @@ class Shown:
     method: str = METHOD
 
 
-def results_to_markdown(results: Results, shown: Shown) -> list[str]:
+def results_to_markdown(results: Results, shown: ReportOptions) -> list[str]:
     """Return the parts of a report: facts, then tables."""
     parts = [_facts(results)]
     if "rules" in results:
@@ -106,7 +107,7 @@ def _corrected(p_values: Iterable[float | None]) -> list[float | None]:
     return [None if p is None else next(corrected) for p in uncorrected]
 
 
-def _contrasts(results: Results, shown: Shown) -> str:
+def _contrasts(results: Results, shown: ReportOptions) -> str:
     head = ["contrast", "at equal", "difference, points", "p"]
     axes = shown.axes or tuple(dict.fromkeys(row["axis"] for row in results["contrasts"]))
     rows = [row for axis in axes for row in results["contrasts"] if row["axis"] == axis]

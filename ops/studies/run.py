@@ -30,7 +30,7 @@ from horizonrl.ops.rundir.directory import to_toml
 from horizonrl.ops.studies.comparison import bands, compare, measured_axes, plot_name, to_json
 from horizonrl.ops.studies.earlier import ReportedRun, changes, read_earlier
 from horizonrl.ops.studies.outcome import AXES, RunOutcome, read_outcome
-from horizonrl.ops.studies.report import Shown, results_to_markdown
+from horizonrl.ops.studies.report import ReportOptions, results_to_markdown
 from horizonrl.ops.studies.study import Study, StudyRun, TableFile, plan, read_study, select, trained
 from horizonrl.ops.studies.tables import (
     TABLES,
@@ -324,7 +324,7 @@ def _report(
     plots = [f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in measured_axes(outcomes)]
     ends = [f"## Failed: {name}\n\n```\n{lines}\n```" for name, lines in failures.items()]
     share_of = study.primary_axis if study.primary_axis in comparison.budgets else None
-    shown = results_to_markdown(results, Shown(share_of=share_of))
+    shown = results_to_markdown(results, ReportOptions(share_of=share_of))
     report = "\n\n".join([f"# {study.name}", f"{facts['finished']} have finished.", *shown, *tables, *plots, *ends])
     (request.directory / "report.md").write_text(report + "\n", encoding="utf-8")
     _draw(study, outcomes, request.directory)

@@ -12,7 +12,7 @@ from horizonrl.ops.studies.comparison import Comparison, compare, to_json
 from horizonrl.ops.studies.earlier import ReportedRun
 from horizonrl.ops.studies.outcome import RunOutcome, read_outcome
 from horizonrl.ops.studies.played import Played
-from horizonrl.ops.studies.report import Shown, results_to_markdown
+from horizonrl.ops.studies.report import ReportOptions, results_to_markdown
 from horizonrl.ops.studies.study import read_study
 from tests.ops.studies.test_run import STUDY, place, study_of
 
@@ -110,7 +110,7 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
 def markdown(comparison: Comparison, outcomes: Sequence[RunOutcome]) -> str:
     runs = [ReportedRun(outcome, "commit", "machine") for outcome in outcomes]
     facts = {"command": "c", "seeds": "0, 1", "evaluation": "e", "commit": "c", "machine": "m"}
-    return "\n".join(results_to_markdown(facts | to_json(comparison, runs), Shown()))
+    return "\n".join(results_to_markdown(facts | to_json(comparison, runs), ReportOptions()))
 
 
 def pair_of_arms(place: Path, ours: Sequence[int], theirs: Sequence[int], **fields: Any) -> list[RunOutcome]:
