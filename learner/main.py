@@ -164,7 +164,6 @@ def engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
         max_grad_norm=config.learner.max_grad_norm,
         weight_decay=config.learner.weight_decay,
         betas=config.learner.betas,
-        epsilon=config.learner.epsilon,
         gradient_checkpointing=config.learner.gradient_checkpointing,
         head_dtype=config.learner.head_dtype,
         seed=config.run.seed,

@@ -32,7 +32,7 @@ OURS = {
     "gradient_accumulation_steps": "learner.micro_batch_tokens decides how a batch is cut",
     "gradient_clipping": "set learner.max_grad_norm",
     "optimizer": "the optimizer is AdamW: set rl.lr, imitation.lr, learner.betas, epsilon and weight_decay",
-    "scheduler": "set rl.lr, rl.lr_schedule and learner.warmup_steps",
+    "scheduler": "set rl.lr, rl.lr_schedule and rl.warmup_steps",
     "train_batch_size": "rl.groups_per_step decides",
     "train_micro_batch_size_per_gpu": "set learner.micro_batch_tokens",
     "zero_optimization.elastic_checkpoint": "checkpoints are by parameter and fit any number of ranks",

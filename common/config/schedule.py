@@ -92,8 +92,7 @@ class RunSchedule:
 
     def warmup_steps(self, phase: Phase) -> int:
         """Return the steps of a phase's warm-up."""
-        own = (self.imitation if phase is Phase.IMITATION else self.rl).warmup_steps
-        return self.learner.warmup_steps if own is None else own
+        return (self.imitation if phase is Phase.IMITATION else self.rl).warmup_steps
 
     def groups_per_step(self, phase: Phase) -> int:
         return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step

@@ -96,8 +96,6 @@ class StagedHorizon(GrowingHorizon):
 
 class AdaptiveHorizon(GrowingHorizon):
     kind: Literal["adaptive"] = "adaptive"
-    truncated_above: Share = 0.2
-    """Share of truncated episodes in the window above which the horizon grows."""
 
     @model_validator(mode="after")
     def _has_two_halves(self) -> Self:
@@ -127,8 +125,8 @@ class ImitationSection(Section):
     """How the learning rate falls over this phase's steps. Raising `steps` stretches the decay."""
     lr_end_share: Share = 0.0
     """Share of `lr` that linear and cosine fall to."""
-    warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """Steps of linear warm-up in this phase. None uses `learner.warmup_steps`."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up at the start of this phase."""
 
 
 class CurriculumSection(Section):
@@ -153,8 +151,8 @@ class RlSection(Section):
     """How the learning rate falls over this phase's steps. Raising `steps` stretches the decay."""
     lr_end_share: Share = 0.0
     """Share of `lr` that linear and cosine fall to."""
-    warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """Steps of linear warm-up in this phase. None uses `learner.warmup_steps`."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up at the start of this phase."""
     demos_per_step: Annotated[int, Field(ge=0)] = 0
     """Demonstrations cloned in addition to a step's groups, on average."""
     demo_weight: AboveZero = 1.0
@@ -206,10 +204,6 @@ class LearnerSection(Section):
     """Weight decay of AdamW."""
     betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
-    epsilon: AboveZero = 1e-8
-    """ε of AdamW."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear warm-up, at the start of imitation and again of RL."""
     gradient_checkpointing: bool = False
     """Whether layers are computed twice to save memory."""
     head_dtype: Literal["bfloat16", "float32"] = "bfloat16"

@@ -70,7 +70,7 @@ class AdaptiveRule:
     horizons: tuple[int, ...]
     window_steps: int
     """Fewest RL steps with groups under the present horizon before it grows: it bounds the rate of growth."""
-    truncated_above: float
+    truncated_above: float = 0.2
     """Share of episodes truncated by the horizon above which the horizon is too short."""
 
 
@@ -79,10 +79,7 @@ def adaptive_rules(config: RunSchedule) -> dict[str, AdaptiveRule]:
     schedule = config.horizon
     if not isinstance(schedule, AdaptiveHorizon):
         return {}
-    return {
-        env.id: AdaptiveRule(config.horizons(env.id), schedule.steps_per_stage, schedule.truncated_above)
-        for env in config.envs
-    }
+    return {env.id: AdaptiveRule(config.horizons(env.id), schedule.steps_per_stage) for env in config.envs}
 
 
 class HorizonOutcome(NamedTuple):

@@ -28,7 +28,6 @@ class EngineSettings:
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
     gradient_checkpointing: bool = False
     head_dtype: str = "bfloat16"
     seed: int = 0
@@ -47,7 +46,7 @@ class EngineSettings:
     @property
     def adamw(self) -> dict[str, Any]:
         """The arguments of torch's AdamW, apart from the rate, which every step sets."""
-        return {"betas": self.betas, "eps": self.epsilon, "weight_decay": self.weight_decay}
+        return {"betas": self.betas, "eps": 1e-8, "weight_decay": self.weight_decay}
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,6 @@ def test_a_line_ends_at_its_share() -> None:
     assert [config.lr(step) for step in range(4)] == pytest.approx([1.0, 0.8, 0.6, 0.4])
 
 
-def test_a_phase_has_its_own_warm_up_or_that_of_the_learner() -> None:
-    steps = ["--imitation.steps=3", "--rl.steps=3", "--imitation.lr=1", "--rl.lr=10", "--learner.warmup_steps=2"]
-    config = RunConfig.load([], [*steps, "--rl.warmup_steps=0"])
-    assert [config.lr(step) for step in range(6)] == [0.5, 1, 1, 10, 10, 10]
-
-
 def test_the_policy_waits_for_its_critic() -> None:
     keys = [
         "--advantage.kind=gae",
@@ -73,14 +67,13 @@ CRITIC_FIRST = [
             ["--rl.lr_schedule=linear", "--rl.steps=4", "--rl.warmup_steps=4"],
             "takes all of the 4 steps in which rl trains the policy",
         ),
-        (["--imitation.lr_schedule=cosine", "--imitation.steps=2", "--learner.warmup_steps=5"], "in which imitation"),
+        (["--imitation.lr_schedule=cosine", "--imitation.steps=2", "--imitation.warmup_steps=5"], "in which imitation"),
         (
             ["--advantage.kind=gae", "--rl.steps=4", "--advantage.critic_warmup_steps=4"],
             "RL would train the critic alone",
         ),
         ([*CRITIC_FIRST, "--rl.steps=9"], "takes all of the 4 steps in which rl trains the policy"),
         (["--learner.betas=[0.9,1.0]"], "less than 1"),
-        (["--learner.epsilon=0"], "greater than 0"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(keys: list[str], message: str) -> None:

@@ -199,10 +199,10 @@ def test_actors_get_every_nth_version_the_last_one_and_those_that_they_evaluate(
 
 
 def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
-    steps = ["--imitation.steps=3", "--rl.steps=4", "--imitation.lr=1", "--rl.lr=10", "--learner.warmup_steps=2"]
-    config = RunConfig.load([], steps)
+    steps = ["--imitation.steps=3", "--rl.steps=4", "--imitation.lr=1", "--rl.lr=10"]
+    config = RunConfig.load([], [*steps, "--imitation.warmup_steps=2", "--rl.warmup_steps=2"])
     assert [config.lr(step) for step in range(config.total_steps)] == [0.5, 1, 1, 5, 10, 10, 10]
-    assert RunConfig.load([], steps[:-1]).lr(0) == 1
+    assert RunConfig.load([], steps).lr(0) == 1
 
 
 @pytest.mark.parametrize(
