@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from horizonrl.common.errors import ConfigError, HorizonError, MissingDependency, did_you_mean
 from horizonrl.common.imports import uncollected
+from horizonrl.common.plugins import definition
 from horizonrl.envs.api import Environment, Split, TaskSpec, tool_user
 
 GROUP = "horizonrl.envs"
@@ -63,7 +64,7 @@ def load(env_id: str) -> type[Environment]:
     if lacking:
         raise ConfigError(
             f"environment {env_id!r} is incomplete: {entry.value} has no {', no '.join(lacking)} "
-            f"({_defined_at(environment)})"
+            f"({definition(environment)})"
         )
     return environment
 
@@ -108,13 +109,13 @@ def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[Tas
         if not isinstance(listed, Sequence):
             raise ConfigError(
                 f"environment {env_id!r} cannot list its tasks: {listing.__qualname__} returned a "
-                f"{type(listed).__name__}, not a list or tuple ({_defined_at(listing)})"
+                f"{type(listed).__name__}, not a list or tuple ({definition(listing)})"
             )
         for task in listed:
             if not isinstance(task, TaskSpec) or task.split not in SPLITS:
                 raise ConfigError(
                     f"environment {env_id!r} lists {task!r:.200}: a task is a TaskSpec whose split is "
-                    f"{' or '.join(map(repr, SPLITS))} ({_defined_at(listing)})"
+                    f"{' or '.join(map(repr, SPLITS))} ({definition(listing)})"
                 )
     return listed
 
@@ -262,15 +263,6 @@ def _raised_at(error: BaseException, entry: EntryPoint) -> str:
         return frames[-1]
     file = getattr(sys.modules.get(module), "__file__", None)
     return ", ".join(filter(None, [file, f"entry point {entry.name} = {entry.value}"]))
-
-
-def _defined_at(definition: Callable[..., Any]) -> str:
-    """Return `file:line` of a class or a function."""
-    definition = inspect.unwrap(definition)
-    try:
-        return f"{inspect.getsourcefile(definition)}:{inspect.getsourcelines(definition)[1]}"
-    except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
-        return f"module {definition.__module__}"
 
 
 def _place(location: tuple[int | str, ...]) -> str:
