@@ -128,7 +128,7 @@ def flip(checkpoint: Path) -> None:
 async def empty_weights(storm: "Storm", event: Event, victim: str) -> None:
     """Remove every weights file, and kill an actor, which then has none."""
     before = storm.whole.last_step
-    for path in (storm.whole.config.run_dir / "weights").iterdir():
+    for path in (storm.whole.config.run_dir / "weights").glob("*"):
         path.unlink(missing_ok=True)
     await storm.whole.roles[victim].end(signal.SIGKILL, event.length_s)
     await lives(storm, "emptied weights/", before)
