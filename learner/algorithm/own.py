@@ -26,8 +26,6 @@ from horizonrl.common.types import Episode
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from horizonrl.learner.algorithm.loss import LossInputs
-
 PARAMETERS: Mapping[type, tuple[str, ...]] = {
     OwnReward: ("reward.kind", "episode", "options"),
     OwnAdvantage: ("advantage.kind", "returns_M", "options"),
@@ -86,8 +84,11 @@ def own_weights(log_ratio_N: "Tensor", episodes_N: "Tensor", settings: OwnCorrec
     return weights_N  # type: ignore[no-any-return]
 
 
-def own_loss(logprobs_N: "Tensor", inputs: "LossInputs", settings: OwnLoss) -> tuple["Tensor", dict[str, "Tensor"]]:
-    """Return the loss of each token and the named numbers of each: `function(logprobs_N, inputs, options)`."""
+def own_loss(logprobs_N: "Tensor", inputs: Any, settings: OwnLoss) -> tuple["Tensor", dict[str, "Tensor"]]:
+    """Return the loss of each token and the named numbers of each: `function(logprobs_N, inputs, options)`.
+
+    `inputs` are `loss.LossInputs`.
+    """
     function = _load(OwnLoss, settings.kind)
     returned = function(logprobs_N, inputs, settings.options)
     loss_N, numbers = returned if isinstance(returned, tuple) else (returned, {})
@@ -107,7 +108,7 @@ def _require_tokens(subject: str, value_N: Any, like_N: "Tensor", function: Call
         )
 
 
-def number_names(objective: Objective, probe: Callable[[], tuple["Tensor", "LossInputs"]]) -> tuple[str, ...]:
+def number_names(objective: Objective, probe: Callable[[], tuple["Tensor", Any]]) -> tuple[str, ...]:
     """Return the names of the numbers that the loss of another package measures, by calling it with two tokens.
 
     Raises ConfigError for whatever it raises there.

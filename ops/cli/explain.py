@@ -4,7 +4,7 @@ import re
 import textwrap
 
 from horizonrl.common.errors import ConfigError, did_you_mean
-from horizonrl.ops.pages.configuration import Key, keys
+from horizonrl.ops.pages.configuration import KeyRow, keys
 
 WIDTH = 80
 LINK = re.compile(r"\[[\w-]+\]\(([\w-]+\.md)\)")
@@ -20,7 +20,7 @@ def explain(name: str) -> str:
     return "\n\n".join(map(_text, rows))
 
 
-def _text(key: Key) -> str:
+def _text(key: KeyRow) -> str:
     kinds = f" (with kind {', '.join(key.kinds)})" if key.kinds else ""
     lines = [f"{key.section}.{key.name}{kinds}: {key.values}", key.meaning]
     plain = [LINK.sub(r"docs/\1", line.replace("`", "").replace("\\|", "|")) for line in lines]

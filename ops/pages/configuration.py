@@ -31,7 +31,7 @@ read only the broker's password, `HORIZONRL_BROKER__NATS__PASSWORD`.
 """
 
 
-class Key(NamedTuple):
+class KeyRow(NamedTuple):
     """A key of the config, as a row of the page shows it; one that means different things by kind has several."""
 
     section: str
@@ -44,13 +44,13 @@ class Key(NamedTuple):
 
 def page() -> str:
     """Return the page's text."""
-    sections: dict[str, list[Key]] = {}
+    sections: dict[str, list[KeyRow]] = {}
     for key in keys():
         sections.setdefault(key.section, []).append(key)
     return "\n".join([HEAD, *(_table(section, rows) for section, rows in sections.items())])
 
 
-def keys() -> Iterator[Key]:
+def keys() -> Iterator[KeyRow]:
     """Yield every key of the config, in the order of the page."""
     schema = RunConfig.model_json_schema()
     defaults = RunConfig.model_construct().model_dump(mode="json")
@@ -58,7 +58,7 @@ def keys() -> Iterator[Key]:
         yield from _keys(section, shape, schema, defaults[section])
 
 
-def _table(section: str, rows: Sequence[Key]) -> str:
+def _table(section: str, rows: Sequence[KeyRow]) -> str:
     title = "[[envs]]" if section == "envs" else f"[{section}]"
     lines = [
         f"|`{key.name}`{' of ' if key.kinds else ''}{', '.join(key.kinds)}|{key.values}|{key.meaning}|" for key in rows
@@ -66,7 +66,7 @@ def _table(section: str, rows: Sequence[Key]) -> str:
     return "\n".join([f"## `{title}`", "", "|key|values (default)|meaning|", "|---|---|---|", *lines, ""])
 
 
-def _keys(section: str, shape: dict[str, Any], schema: dict[str, Any], defaults: Any) -> Iterator[Key]:
+def _keys(section: str, shape: dict[str, Any], schema: dict[str, Any], defaults: Any) -> Iterator[KeyRow]:
     """Yield the keys of a section, and then those of the sections in it.
 
     `envs` is a list of sections, whose one element has the defaults.
@@ -81,15 +81,15 @@ def _keys(section: str, shape: dict[str, Any], schema: dict[str, Any], defaults:
     inner = {name for name, field in properties.items() if "properties" in _followed(field, schema)}
     for name, field in properties.items():
         if name not in inner:
-            yield Key(section, name, (), _values(field, schema, defaults.get(name)), _meaning(field))
+            yield KeyRow(section, name, (), _values(field, schema, defaults.get(name)), _meaning(field))
     for name in inner:
         yield from _keys(f"{section}.{name}", properties[name], schema, defaults[name])
 
 
-def _keys_by_kind(section: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]) -> Iterator[Key]:
+def _keys_by_kind(section: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]) -> Iterator[KeyRow]:
     kinds = [kind for choice in choices for kind in _kinds(choice)]
     values = f"{', '.join(f'`{kind}`' for kind in kinds)} (`{kinds[0]}`)"
-    yield Key(section, "kind", (), values, _meaning_of_kind(section))
+    yield KeyRow(section, "kind", (), values, _meaning_of_kind(section))
     rows: dict[str, dict[tuple[str, str], list[str]]] = {}
     for choice in choices:
         for name, field in choice["properties"].items():
@@ -98,7 +98,7 @@ def _keys_by_kind(section: str, choices: Sequence[dict[str, Any]], schema: dict[
                 rows.setdefault(name, {}).setdefault(row, []).extend(_kinds(choice))
     for name, meanings in rows.items():
         for (values, meaning), having in meanings.items():
-            yield Key(section, name, () if having == kinds else tuple(having), values, meaning)
+            yield KeyRow(section, name, () if having == kinds else tuple(having), values, meaning)
 
 
 def _kinds(choice: dict[str, Any]) -> list[str]:
