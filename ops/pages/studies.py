@@ -134,7 +134,7 @@ def page(name: str, results: Mapping[str, Any]) -> str:
     note = NOTES[name]
     parts = [
         f"# {note.title}",
-        f"Generated from [{name}.json]({name}.json) by `make generated`.",
+        f"Generated from [{name}.json]({name}.json).",
         note.conclusion,
         *results_to_markdown(
             results, ReportOptions(note.axes, note.share_of, note.played, tables=True, method=INTERVALS)
