@@ -44,12 +44,12 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """The numbers of an OSError that free space mends. A write raises it without a file name."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown word: a suggestion if something resembles it, or a full stop.
 
     Of keys with dots, `rl.threads` means those that end alike (`learner.threads`), before those that look alike.
     """
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(choices))
     meant = [name for name in names if _key(name) == _key(word)] or get_close_matches(word, names, n=2, cutoff=0.7)
     return f"; did you mean {' or '.join(meant)}?" if meant else "."
 

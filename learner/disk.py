@@ -110,8 +110,8 @@ def count_parameters(model_dir: Path, lora_rank: int) -> tuple[int, int]:
 def _sizes(places: list[Path]) -> Iterator[int]:
     """Yield the size of each file, and of its hard links only once."""
     seen = set()
-    for place in places:
-        for folder, _, names in os.walk(place):
+    for path in places:
+        for folder, _, names in os.walk(path):
             for name in names:
                 stat = (Path(folder) / name).lstat()
                 if stat.st_ino not in seen:

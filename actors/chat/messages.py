@@ -56,16 +56,16 @@ def as_template_reads(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     conversation: list[dict[str, Any]] = []
     called: list[tuple[str, str]] = []
     """(id, name) of the calls that have no result yet."""
-    for place, message in enumerate(messages):
+    for position, message in enumerate(messages):
         entry: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.reasoning:
             entry["reasoning_content"] = message.reasoning
         if message.role == "tool":
-            call_id, name = called.pop(0) if called else (f"c{place:08d}", "")
+            call_id, name = called.pop(0) if called else (f"c{position:08d}", "")
             entry |= {"tool_call_id": call_id, "name": name}
         elif message.calls:
             # Nine letters and digits: what the strictest templates in use ask for.
-            called = [(f"c{place:04d}{index:04d}", call.name) for index, call in enumerate(message.calls)]
+            called = [(f"c{position:04d}{index:04d}", call.name) for index, call in enumerate(message.calls)]
             entry["tool_calls"] = [
                 {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
                 for (call_id, _), call in zip(called, message.calls, strict=True)
@@ -136,9 +136,9 @@ class Disguise:
         if any(text[:size] in self._ends for size in sizes) or any(text in token for token in self._special):
             places.add(0)
         for token in self._special:
-            place = text.find(token)
-            while place >= 0:
-                places.add(place)
-                place = text.find(token, place + 1)
+            position = text.find(token)
+            while position >= 0:
+                places.add(position)
+                position = text.find(token, position + 1)
         cuts = (0, *sorted(places), len(text))
         return mark.join(text[start:end] for start, end in pairwise(cuts))

@@ -42,9 +42,9 @@ REFUSED = {
 """Arguments that a recipe may not set, with the reason."""
 
 
-def checked(arguments: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def checked(arguments: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
     """Return the arguments of `[actor.vllm]`. Raises ConfigError for one that is unknown, set elsewhere or unsound."""
-    names = set(known)
+    names = set(allowed)
     for name in arguments:
         if name in OWN:
             raise ConfigError(f"actor.vllm.{name} is set by {OWN[name]}: give that key instead")

@@ -93,7 +93,7 @@ def _reads(parser: ToolParser, chat: ChatTemplate, probe: ChatMessage) -> bool:
     except ConfigError:
         return len(probe.calls) > 1  # a template of one call a turn
     written = chat.spell(ids)
-    found = parser.parse(chat.thought + written, PROBED)
-    named = [(call.name, json.loads(call.arguments)) for call in found.calls]
+    result = parser.parse(chat.thought + written, PROBED)
+    named = [(call.name, json.loads(call.arguments)) for call in result.calls]
     words = probe.content if probe.content in written else ""  # some templates leave out words beside calls
-    return found.content == words and named == [(call.name, json.loads(call.arguments)) for call in probe.calls]
+    return result.content == words and named == [(call.name, json.loads(call.arguments)) for call in probe.calls]

@@ -57,21 +57,21 @@ def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def _stops(given: Any) -> tuple[str, ...]:
-    stops = (given,) if isinstance(given, str) else tuple(given or ()) if isinstance(given, list | None) else None
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value or ()) if isinstance(value, list | None) else None
     if stops is None or len(stops) > MOST_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
         raise CallRefused(400, "invalid_request", f"stop is a text or a list of up to {MOST_STOPS}", "stop")
     return stops
 
 
-def conversation(given: Any, replies: Replies) -> tuple[ChatMessage, ...]:
+def conversation(value: Any, replies: Replies) -> tuple[ChatMessage, ...]:
     """Return a body's messages, tool results in the order of the calls that they answer."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(value, list) or not value:
         raise CallRefused(400, "invalid_request", "messages is a list of at least one message", "messages")
     messages: list[ChatMessage] = []
     results: list[tuple[str, ChatMessage]] = []
     call_ids: Sequence[str] = ()
-    for one in given:
+    for one in value:
         if not isinstance(one, dict):
             raise CallRefused(400, "invalid_request", f"a message is an object, not {one!r:.100}", "messages")
         role = one.get("role")

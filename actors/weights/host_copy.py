@@ -132,8 +132,8 @@ class Shadow:
                 return
             except (WeightsRejected, LogGap) as error:
                 # The key frame cannot help an image that is whole and has left it behind.
-                left = self._marker()
-                if left is not None and age(left.policy) >= age(key.policy):
+                before = self._marker()
+                if before is not None and age(before.policy) >= age(key.policy):
                     raise
                 log.warning("changes_not_followed", have=str(marker.policy), want=str(manifest.policy), why=str(error))
         await self._replace(key)

@@ -101,8 +101,8 @@ class Curriculum:
         """
         if not self._sources[kind]:
             raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")
-        place, earlier = draw(self._quotas[kind], number, f"{self.seed}/{kind.value}")
-        source = self._sources[kind][place]
+        offset, earlier = draw(self._quotas[kind], number, f"{self.seed}/{kind.value}")
+        source = self._sources[kind][offset]
         key = f"{self.seed}/{kind.value}/{source.env_id}"
         repeated = next((entry for entry in repeats if entry.env_id == source.env_id), None)
         if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(repeated, yields):

@@ -166,8 +166,8 @@ class Histories:
         """Add what RL step `phase_step` consumed."""
         trained = [group for group in groups if group.ticket.kind is Kind.TRAIN]
         for env_id, rule in self._rules.items():
-            own = [group for group in trained if group.ticket.task.env_id == env_id]
-            self._by_env[env_id] = observe(self._by_env[env_id], env_id, own, rule, phase_step)
+            members = [group for group in trained if group.ticket.task.env_id == env_id]
+            self._by_env[env_id] = observe(self._by_env[env_id], env_id, members, rule, phase_step)
 
     def turns(self, env_id: str) -> int:
         return self._by_env[env_id].turns

@@ -228,13 +228,13 @@ class LossStats:
 
     def row(self) -> list[float]:
         """Return the sums as one row, which `read` takes."""
-        *sums, own = astuple(self)
-        return [*sums, *own]
+        *sums, weighted = astuple(self)
+        return [*sums, *weighted]
 
     @staticmethod
     def read(row: Sequence[float]) -> "LossStats":
-        own = len(fields(LossStats)) - 1
-        return LossStats(*row[:own], own=tuple(row[own:]))
+        weighted = len(fields(LossStats)) - 1
+        return LossStats(*row[:weighted], own=tuple(row[weighted:]))
 
     @staticmethod
     def total(rows: Sequence[Tensor]) -> "LossStats":
@@ -286,8 +286,8 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
     numbers: list[Tensor] = []
     if isinstance(objective.loss, OwnLoss):
         numbers = [*own_loss(output.logprobs_N, inputs, objective.loss)[1].values()]
-    own = [number_N * compared_N for number_N in numbers]
-    columns += [log_max, largest, *own]
+    weighted = [number_N * compared_N for number_N in numbers]
+    columns += [log_max, largest, *weighted]
     return torch.stack([column.detach().double().sum() for column in columns])
 
 

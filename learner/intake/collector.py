@@ -332,12 +332,12 @@ class Collector:
         traces = [
             trace
             for index, group in enumerate(groups)
-            for place, episode in enumerate(group.valid_episodes)  # a broken one has no reward, and no baseline
+            for position, episode in enumerate(group.valid_episodes)  # a broken one has no reward, and no baseline
             for trace in traces_of(
                 episode,
                 group=index,
                 demo=group.ticket.kind is Kind.DEMO,
-                turn_rewards=rewards[index][place],
+                turn_rewards=rewards[index][position],
                 weight=self.rules.weight(group.ticket, phase),
                 with_states=self.rules.advantage.compares_states,
             )

@@ -319,8 +319,8 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     """Raise CheckpointMismatch, with the difference, when the checkpoint is of another model or evaluation plan."""
     earlier = checkpoint.state["identity"]
     # Checkpoints of earlier releases do not say which ids end a reply.
-    known = identity if "stops" in earlier else {name: said for name, said in identity.items() if name != "stops"}
-    if changed := config_changes(earlier, known):
+    compared = identity if "stops" in earlier else {name: said for name, said in identity.items() if name != "stops"}
+    if changed := config_changes(earlier, compared):
         differences = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
         raise CheckpointMismatch(
             f"{checkpoint.path} was made with another model, tokenizer, template, end of a reply, lora.rank or "

@@ -156,9 +156,9 @@ class WeightsPublisher:
 
     async def _send_adapters(self, file: Path, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, int]:
         """Store a version's adapters, and the frozen model unless it is there; return manifest and bytes."""
-        own = file.with_suffix(ADAPTERS)
+        file_own = file.with_suffix(ADAPTERS)
         base, base_bytes = await self._sent_base(policy)
-        adapters, size = await self._send(own, policy, await asyncio.to_thread(digest_file, own))
+        adapters, size = await self._send(file_own, policy, await asyncio.to_thread(digest_file, file_own))
         merged_bytes = (await asyncio.to_thread(file.stat)).st_size
         manifest = WeightsManifest(
             policy=policy, weights_bytes=merged_bytes, digest=digest, adapters=_sent_file(adapters), base=base

@@ -20,7 +20,7 @@ def load_recipe(
     wins over environment variables, which win over recipes. Raises ConfigError with a line per mistake.
     """
     recipes = [recipe] if isinstance(recipe, str | Path) else recipe
-    return load_config([Path(each) for each in recipes], words(overrides or {}))
+    return load_config([Path(path) for path in recipes], words(overrides or {}))
 
 
 def words(overrides: Mapping[str, Any]) -> list[str]:

@@ -109,8 +109,8 @@ class RunningCommand:
                 ) from None
 
     def _failure(self, code: int) -> HorizonError:
-        _, found, message = f"\n{self.said}".rpartition("\nerror: ")
-        if not found:
+        _, separator, message = f"\n{self.said}".rpartition("\nerror: ")
+        if not separator:
             last = "\n".join(self.said.splitlines()[-LAST_LINES:])
             message = f"`horizonrl {self.command}` ended with code {code}; the end of {self.output}:\n{last}"
         kind = ConfigError if code == ConfigError.exit_code else RunFailed

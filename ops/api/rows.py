@@ -32,9 +32,9 @@ class Rows(Sequence[Mapping[str, Any]]):
 
     def column(self, name: str) -> list[Any]:
         """Return a value per row; None where a row has none. Raises ConfigError for a column that no row has."""
-        known = self.columns
-        if self._rows and name not in known:
-            raise ConfigError(f"no column {name!r}{did_you_mean(name, known)} Columns: {', '.join(known)}")
+        columns = self.columns
+        if self._rows and name not in columns:
+            raise ConfigError(f"no column {name!r}{did_you_mean(name, columns)} Columns: {', '.join(columns)}")
         return [row.get(name) for row in self._rows]
 
     def to_pandas(self) -> Any:

@@ -131,12 +131,12 @@ class Run:
 
     def _events(self, new: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> Iterator[RunEvent]:
         """Yield steps and evaluations in the order in which they were complete."""
-        total, left = self.config.total_steps if new or fresh else 0, sorted(fresh, key=_settled)
+        total, remaining = self.config.total_steps if new or fresh else 0, sorted(fresh, key=_settled)
         for line in new:
-            while left and _settled(left[0]) <= line["step"]:
-                yield RunEvent("evaluation", left[0]["version"], total, left.pop(0))
+            while remaining and _settled(remaining[0]) <= line["step"]:
+                yield RunEvent("evaluation", remaining[0]["version"], total, remaining.pop(0))
             yield RunEvent("step", line["step"], total, line)
-        for line in left:
+        for line in remaining:
             yield RunEvent("evaluation", line["version"], total, line)
 
     def _lives(self) -> bool:

@@ -61,11 +61,11 @@ async def cases(request: Request) -> AsyncIterator[Case]:
 
 async def _publish(broker: BrokerSection, numbers: Iterator[int], messages: int, payload: bytes) -> Mapping[str, float]:
     """Publish with AT_ONCE messages in flight, each confirmed."""
-    left = islice(numbers, messages)
+    remaining = islice(numbers, messages)
     async with connected("bench", broker) as transport:
 
         async def publish() -> None:
-            for number in left:
+            for number in remaining:
                 # A new id each time: the server would drop a repeated one without storing it.
                 await transport.publish("groups.train", payload, message_id=str(number))
 

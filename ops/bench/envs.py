@@ -181,5 +181,5 @@ async def serving(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Proce
 
 async def _read_lag(url: str) -> float:
     async with ClientSession() as http, http.get(f"{url}/metrics") as answer:
-        found = LAG.search(await answer.text())
-    return float(found[1]) if found else 0.0
+        match = LAG.search(await answer.text())
+    return float(match[1]) if match else 0.0

@@ -66,7 +66,7 @@ def sampled_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> 
                 logits = model(answers[:, :-1]).logits.float()
             logprobs = logits.log_softmax(-1).gather(-1, answers[:, 1:, None])[..., 0].numpy()
             traces += [
-                _trace(answer, own, ids.shape[1], group) for answer, own in zip(answers.numpy(), logprobs, strict=True)
+                _trace(answer, row, ids.shape[1], group) for answer, row in zip(answers.numpy(), logprobs, strict=True)
             ]
         yield Batch(tuple(traces), step)
 

@@ -127,7 +127,7 @@ async def _play_all(make: Make, rollout: Rollout, number: int) -> None:
             group.create_task(play(make, rollout, _ticket(talker_number, number), 0))
             for talker_number in range(TALKERS)
         ]
-    for episode in (each.result() for each in episodes):
+    for episode in (task.result() for task in episodes):
         if len(episode.turns) != CALLS:
             raise RunFailed(f"an episode has {len(episode.turns)} turns instead of {CALLS}: {episode.error}")
 

@@ -10,10 +10,10 @@ import psutil
 
 def commit_of_program() -> str:
     """Return the commit of this program, with `-dirty` if it has changes, or `unknown` outside a repository."""
-    place = Path(__file__).parents[1]
+    root = Path(__file__).parents[1]
     try:
         described = subprocess.run(
-            ["git", "-C", str(place), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         return "unknown"

@@ -36,8 +36,8 @@ class Recorded:
 
     async def generate(self, ids: Sequence[int], **options: Any) -> Generation:
         generation = await self._policy.generate(ids, **options)
-        own = self.requests.setdefault(id(asyncio.current_task()), [])
-        own.append((list(ids), len(generation.ids)))
+        requests = self.requests.setdefault(id(asyncio.current_task()), [])
+        requests.append((list(ids), len(generation.ids)))
         return generation
 
 

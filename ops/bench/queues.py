@@ -114,10 +114,10 @@ def _group(number: int) -> Group:
 
 async def _published(groups: list[Group], publish: Callable[[Group], Awaitable[Any]]) -> None:
     """Publish with AT_ONCE in flight, each confirmed."""
-    left = iter(groups)
+    remaining = iter(groups)
 
     async def publisher() -> None:
-        for group in left:
+        for group in remaining:
             await publish(group)
 
     async with asyncio.TaskGroup() as tasks:
@@ -186,9 +186,9 @@ async def _redis(directory: Path) -> AsyncIterator[Carry]:
     program = Path(package.origin).parent / "bin" / "redis-server"
 
     directory.mkdir()  # noqa: ASYNC240 - before the clock starts
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     options = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory), "--save", ""]
     options += ["--appendonly", "yes", "--appendfsync", "everysec"]
     server = subprocess.Popen(  # noqa: ASYNC220 - before the clock starts

@@ -101,12 +101,12 @@ async def _start(recipe: Path, model_dir: Path, numbers: Iterator[int], role: st
     """Start a role on a broker of its own; return the seconds until `done`, and its memory then."""
     directory = recipe.parent / str(next(numbers))
     async with EmbeddedServer(directory / "nats") as server:
-        own = (f"--broker.url={server.url}", f"--run.root={directory}/runs")
-        config = RunConfig.load([recipe], own)
+        options = (f"--broker.url={server.url}", f"--run.root={directory}/runs")
+        config = RunConfig.load([recipe], options)
         async with connected(config.run.name, config.broker) as transport:
             await _prepare(transport, config, model_dir)
             started = time.perf_counter()
-            async with _role(role, recipe, *own) as process:
+            async with _role(role, recipe, *options) as process:
                 while not await done(transport):
                     late = time.perf_counter() - started > LIMIT_S
                     if late or process.returncode is not None:
@@ -176,9 +176,9 @@ def _first_task() -> str:
 
 
 @asynccontextmanager
-async def _role(role: str, recipe: Path, *own: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _role(role: str, recipe: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *horizonrl_command(role, str(recipe), *own), **detached(asyncio.subprocess.DEVNULL)
+        *horizonrl_command(role, str(recipe), *options), **detached(asyncio.subprocess.DEVNULL)
     )
     try:
         yield process

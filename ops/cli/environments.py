@@ -61,9 +61,9 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     failed: dict[tuple[str, str], list[Check]] = {}
     for item in (item for item in report.checks if not item.passed):
         failed.setdefault((item.detail, item.source), []).append(item)
-    for (detail, place), items in failed.items():
+    for (detail, source), items in failed.items():
         names = [f"NO: {item.name}" for item in items]
-        where = [f"    at: {place}"] if place else []
+        where = [f"    at: {source}"] if source else []
         after = [f"    after: {items[0].last_call}"] if items[0].last_call else []
         text = "\n".join([*names, f"    {detail}", *where, *after])
         console.print(text, highlight=False, soft_wrap=True)
@@ -76,10 +76,10 @@ def chosen(action: str, env_ids: Sequence[str], overrides: Sequence[str]) -> tup
         raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
     if len(env_ids) > 1:
         raise ConfigError(f"envs {action} takes one environment, not {len(env_ids)}: {', '.join(env_ids)}")
-    given = parse_overrides(overrides)
-    if unknown := [key for key in given if key != "options"]:
+    options = parse_overrides(overrides)
+    if unknown := [key for key in options if key != "options"]:
         raise ConfigError(f"envs {action} takes --options.KEY VALUE, not --{unknown[0]}")
-    return env_ids[0], given.get("options", {})
+    return env_ids[0], options.get("options", {})
 
 
 def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -89,13 +89,13 @@ def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) 
     env_ids: list[str] = arguments.env_ids
     if not env_ids:
         raise ConfigError(f"which environments? Some of: {', '.join(registry.names())}")
-    given: dict[str, Any] = parse_overrides(overrides)
-    if len(env_ids) == 1 and "options" in given:
-        given = {env_ids[0]: given["options"]}
-    if unknown := [key for key in given if key not in env_ids]:
+    options: dict[str, Any] = parse_overrides(overrides)
+    if len(env_ids) == 1 and "options" in options:
+        options = {env_ids[0]: options["options"]}
+    if unknown := [key for key in options if key not in env_ids]:
         raise ConfigError(f"--{unknown[0]} names no environment that is served here: {', '.join(env_ids)}")
     serving = Serving(
-        environments={env_id: given.get(env_id, {}) for env_id in env_ids},
+        environments={env_id: options.get(env_id, {}) for env_id in env_ids},
         host=arguments.host,
         port=arguments.port,
         workers=arguments.workers,

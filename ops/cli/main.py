@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             cure = "give another path, or fix this one"
         else:
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"error: {place}{error.strerror}: {cure}", file=sys.stderr)
+        prefix = f"{error.filename}: " if error.filename else ""
+        print(f"error: {prefix}{error.strerror}: {cure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

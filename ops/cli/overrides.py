@@ -29,13 +29,13 @@ def split_options(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Separate the config's own overrides from `--options.KEY value`, which goes to the environments."""
     from horizonrl.common.config.loading import parse_overrides
 
-    own: list[str] = []
+    ours: list[str] = []
     options: list[str] = []
     tokens = iter(overrides)
     for token in tokens:
-        target = options if token.startswith("--options.") else own
+        target = options if token.startswith("--options.") else ours
         target.append(token if "=" in token else f"{token}={next(tokens, '')}")
-    return own, parse_overrides(options).get("options", {})
+    return ours, parse_overrides(options).get("options", {})
 
 
 def load_config(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":

@@ -18,9 +18,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     words, overrides = split_overrides(argv)
     if words[:2] == setup.BROKER_KEYS.split():
         words = [setup.BROKER_KEYS, *words[2:]]
-    parser, known = _parser()
-    if words and not words[0].startswith("-") and words[0] not in known:
-        raise ConfigError(f"no command {words[0]!r}{did_you_mean(words[0], known)} There are: {', '.join(known)}")
+    parser, commands = _parser()
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        raise ConfigError(f"no command {words[0]!r}{did_you_mean(words[0], commands)} There are: {', '.join(commands)}")
     arguments, unknown = parser.parse_known_args(words)
     refuse_unknown(arguments.command, unknown)
     if not arguments.takes_overrides:

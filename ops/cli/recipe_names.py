@@ -22,18 +22,18 @@ def recipes() -> dict[str, Path]:
     return {file.stem: file for file in files} | {f"{file.parent.name}/{file.stem}": file for file in of_papers}
 
 
-def find_recipe(given: Path) -> Path:
+def find_recipe(path: Path) -> Path:
     """Return a recipe's file: the path itself, or the recipe of this name. Raises ConfigError for an unknown name."""
-    known, name = recipes(), given.as_posix()
+    recipe_name, name = recipes(), path.as_posix()
     # A file of that name comes first, so that an own recipe is never shadowed by one of ours.
-    if given.exists() or given.suffix or (len(given.parts) > 1 and not (FOLDER / given.parts[0]).is_dir()):
-        return given
-    if name not in known:
+    if path.exists() or path.suffix or (len(path.parts) > 1 and not (FOLDER / path.parts[0]).is_dir()):
+        return path
+    if name not in recipe_name:
         raise ConfigError(
-            f"no recipe {name!r}: neither a file nor one of {', '.join(known)}"
-            f"{did_you_mean(name, known)} `horizonrl recipes` describes them"
+            f"no recipe {name!r}: neither a file nor one of {', '.join(recipe_name)}"
+            f"{did_you_mean(name, recipe_name)} `horizonrl recipes` describes them"
         )
-    return known[name]
+    return recipe_name[name]
 
 
 def show_recipes(names: Sequence[Path]) -> int:
@@ -42,8 +42,8 @@ def show_recipes(names: Sequence[Path]) -> int:
         print(find_recipe(name).read_text(encoding="utf-8"), end="")
     if not names:
         table = Table("recipe", "what it trains")
-        for known, file in recipes().items():
-            table.add_row(known, purpose(file))
+        for recipe_name, file in recipes().items():
+            table.add_row(recipe_name, purpose(file))
         plain_console().print(table)
         print("Train with one recipe, or combine several: horizonrl train laptop lora")
         print("Start your own from one: horizonrl recipes laptop > mine.toml")

@@ -182,9 +182,9 @@ async def _replay(
                     rows.append(row)
         start = replay.end
 
-    with scratch() as place:
+    with scratch() as folder:
         for number, part in enumerate(parts, 1):
-            end_dir = place / f"part-{number}" if number < len(parts) else None
+            end_dir = folder / f"part-{number}" if number < len(parts) else None
             await on_ranks(engine_settings(part.config, model_dir), partial(lead, part, end_dir))
 
 
@@ -202,8 +202,8 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
                 f"{run_dir} has no nats/ with its log, and no other broker that holds it answers: {error}"
             ) from None
         async with EmbeddedServer(run_dir / "nats", config.broker.nats.durability) as server:
-            own = config.broker.model_copy(update={"url": server.url})
-            async with connected(config.run.name, own, Role.LEARNER) as transport:
+            section = config.broker.model_copy(update={"url": server.url})
+            async with connected(config.run.name, section, Role.LEARNER) as transport:
                 yield transport
         return
     try:

@@ -103,7 +103,7 @@ class Choice:
     """Of every environment, over those of its recipe."""
 
     def __post_init__(self) -> None:
-        require_kinds("Choice", vars(self), {each.name: each.type for each in fields(self)})
+        require_kinds("Choice", vars(self), {field.name: field.type for field in fields(self)})
         for name, values, most in (
             ("--tasks", () if self.tasks is None else (self.tasks,), sys.maxsize),
             ("--samples", self.samples, MAX_GROUP_SIZE),
@@ -187,11 +187,11 @@ def _chosen(config: RunConfig, choice: Choice, own_envs: bool) -> Sequence[tuple
         return env.model_copy(update={"options": {**env.options, **choice.options}})
 
     if choice.table:
-        known = {scenario.env_id: scenario for scenario in TABLE}
-        if strange := [env_id for env_id in choice.env_ids if env_id not in known]:
-            raise ConfigError(f"--table has no environment {strange[0]!r}, only {', '.join(known)}")
-        wanted: Sequence[str] = [env_id for env_id in known if not choice.env_ids or env_id in choice.env_ids]
-        return [(known[env_id], section(env_id)) for env_id in wanted]
+        scenarios = {scenario.env_id: scenario for scenario in TABLE}
+        if strange := [env_id for env_id in choice.env_ids if env_id not in scenarios]:
+            raise ConfigError(f"--table has no environment {strange[0]!r}, only {', '.join(scenarios)}")
+        wanted: Sequence[str] = [env_id for env_id in scenarios if not choice.env_ids or env_id in choice.env_ids]
+        return [(scenarios[env_id], section(env_id)) for env_id in wanted]
     if not choice.env_ids and not own_envs:
         raise ConfigError("on what? Give --env ID (`horizonrl envs list` shows them), --table, or --recipe FILE")
     # Each once: an episode is known by its environment, so that another one of the same would replace it.
@@ -206,18 +206,18 @@ def _part(config: RunConfig, choice: Choice, scenario: Scenario | None, env: Env
         raise ConfigError(f"environment {env.id!r} only replays what others did: no policy can be evaluated in it")
     categories = () if scenario else choice.categories or env.categories
     specs = registry.select(env.id, choice.split, categories, env.options)
-    found = sorted({spec.category for spec in specs})
+    names = sorted({spec.category for spec in specs})
     tasks = tuple(
         EvalTask(Task(env_id=env.id, task_id=spec.task_id), category)
-        for category in found
+        for category in names
         for spec in spread([spec for spec in specs if spec.category == category], choice.tasks or len(specs))
     )
-    rows: dict[str, str | None] = dict(scenario.rows) if scenario else {category: category for category in found}
+    rows: dict[str, str | None] = dict(scenario.rows) if scenario else {category: category for category in names}
     return EvalPart(
         scenario=scenario.name if scenario else env.id,
         env=env,
         tasks=tasks,
-        rows=rows | ({ALL: None} if len(found) > 1 else {}),
+        rows=rows | ({ALL: None} if len(names) > 1 else {}),
         turns=tuple(sorted(set(choice.turns))) or (_turns(config, env, from_config=own_envs and not choice.table),),
     )
 

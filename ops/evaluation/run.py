@@ -102,23 +102,23 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
 
 async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal, terminal: Console) -> None:
     """Play what the file does not hold, as many episodes at once as an actor has slots."""
-    left = [
+    remaining = [
         missing for missing in plan.plays if missing.key not in journal.lines or not journal.lines[missing.key].settled
     ]
-    if not left:
+    if not remaining:
         return
     environments = {part.env.id: part.env.options for part in plan.parts}
     async with AsyncExitStack() as opened:
         with waiting(terminal, f"starting {subject.name}"), _ended_by_interrupt(terminal):
             make_rollout = await opened.enter_async_context(subject.start(subject.config, environments))
         with _progress(terminal) as progress:
-            bar = progress.add_task("episodes", total=len(plan.plays), completed=len(plan.plays) - len(left))
+            bar = progress.add_task("episodes", total=len(plan.plays), completed=len(plan.plays) - len(remaining))
             player = Player(make_rollout, journal, lambda: progress.advance(bar))
             try:
                 async with asyncio.TaskGroup() as group:
                     # One iterator for all players. Taking from it never awaits, so each episode is played once.
-                    queue = iter(left)
-                    for _ in range(min(subject.config.actor.slots, len(left))):
+                    queue = iter(remaining)
+                    for _ in range(min(subject.config.actor.slots, len(remaining))):
                         group.create_task(player.run(queue))
             except* (HorizonError, OSError) as failures:
                 # The command line reports one error, of ours or of a full disk, and knows no groups of them.

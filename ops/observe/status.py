@@ -73,8 +73,8 @@ class StatusSource:
         named = [f"--run.name={request.run}"] if request.run else []
         config = RunConfig.load(request.places, [*named, *request.overrides])
         # The default name would show another run's state, or none at all.
-        known = request.run or request.places or any(token.startswith("--run.name") for token in request.overrides)
-        if not known or config.broker.url is None:
+        is_named = request.run or request.places or any(token.startswith("--run.name") for token in request.overrides)
+        if not is_named or config.broker.url is None:
             raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
         return cls(config, None, described=bool(request.places))
 

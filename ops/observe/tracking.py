@@ -183,14 +183,14 @@ def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
 
 
 def _tracked_run(config: RunConfig, directory: Path, tracked: Tracked) -> TrackedRun:
-    own = directory / str(config.tracker.kind)
-    own.mkdir(exist_ok=True)
+    folder = directory / str(config.tracker.kind)
+    folder.mkdir(exist_ok=True)
     return TrackedRun(
         identity=tracked.identity,
         name=config.run.name,
         project=config.tracker.project,
         online=config.tracker.online,
-        directory=own,
+        directory=folder,
         config=public_config(config),
         next_step=tracked.step + 1,
     )

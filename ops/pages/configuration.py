@@ -123,8 +123,8 @@ def _values(field: dict[str, Any], schema: dict[str, Any], default: Any) -> str:
 
 def _followed(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     if "$ref" in field:
-        found: dict[str, Any] = schema["$defs"][field["$ref"].rpartition("/")[2]]
-        return found
+        definition: dict[str, Any] = schema["$defs"][field["$ref"].rpartition("/")[2]]
+        return definition
     return field
 
 
@@ -132,14 +132,15 @@ def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return what a key takes, in words."""
     field = _followed(field, schema)
     if "anyOf" in field:
-        return " or ".join("`none`" if each.get("type") == "null" else _type(each, schema) for each in field["anyOf"])
+        options = field["anyOf"]
+        return " or ".join("`none`" if option.get("type") == "null" else _type(option, schema) for option in options)
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     match field["type"]:
         case "array" if "prefixItems" in field:
-            return f"[{', '.join(_type(each, schema) for each in field['prefixItems'])}]"
+            return f"[{', '.join(_type(option, schema) for option in field['prefixItems'])}]"
         case "array":
             return f"list of {_type(field['items'], schema)}"
         case "object":

@@ -227,8 +227,8 @@ def change_ratio(lr: float) -> float:
 def group_bytes(episodes: int, load: Workload) -> float:
     """Return the bytes of a group on the wire."""
     other = load.episode_tokens - load.generated_tokens
-    own = load.generated_tokens * c.GENERATED_TOKEN.value + other * c.OTHER_TOKEN.value
-    return episodes * (own + c.EPISODE_TURNS.value * c.TURN.value)
+    machine_cost = load.generated_tokens * c.GENERATED_TOKEN.value + other * c.OTHER_TOKEN.value
+    return episodes * (machine_cost + c.EPISODE_TURNS.value * c.TURN.value)
 
 
 def _troubles(config: RunConfig, learner: Fleet, actors: Fleet, plan: RunPlan) -> Iterator[str]:

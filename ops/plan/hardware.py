@@ -53,19 +53,19 @@ class Fleet:
     @classmethod
     def parse(cls, text: str, option: str) -> "Fleet":
         """Read `8xH100`. Raises ConfigError for another form, an unknown name, or none at all."""
-        found = _FLEET.fullmatch(text.strip())
-        if found is None:
+        match = _FLEET.fullmatch(text.strip())
+        if match is None:
             raise ConfigError(f"{option} is {text!r}: write a number and a name, such as 8xH100")
-        known = {name.upper(): accelerator for name, accelerator in ACCELERATORS.items()}
-        name = found[2].upper()
-        if name not in known:
+        accelerators = {name.upper(): accelerator for name, accelerator in ACCELERATORS.items()}
+        name = match[2].upper()
+        if name not in accelerators:
             raise ConfigError(
-                f"{option} is {text!r}, and {found[2]!r} is not in the table{did_you_mean(name, known)} It has "
+                f"{option} is {text!r}, and {match[2]!r} is not in the table{did_you_mean(name, accelerators)} It has "
                 f"{', '.join(ACCELERATORS)}"
             )
-        if not 1 <= int(found[1]) <= 1_000_000:
+        if not 1 <= int(match[1]) <= 1_000_000:
             raise ConfigError(f"{option} is {text!r}: give a number from 1 to 1000000")
-        return cls(int(found[1]), known[name])
+        return cls(int(match[1]), accelerators[name])
 
     def __str__(self) -> str:
         return f"{self.count} x {self.accelerator.name}"

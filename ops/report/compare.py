@@ -54,12 +54,12 @@ def read_compared(directories: Sequence[Path]) -> list[Compared]:
     """Read what is to be compared. Raises ConfigError for what is neither a run nor an evaluation."""
     if len(directories) > MOST:
         raise ConfigError(f"{len(directories)} directories: a page compares {MOST} at most")
-    if len({each.resolve() for each in directories}) < len(directories):
+    if len({subject.resolve() for subject in directories}) < len(directories):
         raise ConfigError("the same directory is given twice: a run does not differ from itself")
     names = _names(directories)
     return [
-        (_evaluation if is_evaluation(each) else _run)(each, name)
-        for each, name in zip(directories, names, strict=True)
+        (_evaluation if is_evaluation(subject) else _run)(subject, name)
+        for subject, name in zip(directories, names, strict=True)
     ]
 
 
@@ -67,10 +67,12 @@ def comparison(compared: Sequence[Compared]) -> dict[str, Any]:
     """Return what the page of a comparison shows, as JSON-able values. The first one is what the others differ from."""
     shown = {
         "kind": "comparison",
-        "name": ", ".join(each.name for each in compared),
+        "name": ", ".join(subject.name for subject in compared),
         "written": time.time(),
         "notices": list(_notices(compared)),
-        "subjects": [{"name": each.name, "kind": each.kind, "badges": list(each.badges)} for each in compared],
+        "subjects": [
+            {"name": subject.name, "kind": subject.kind, "badges": list(subject.badges)} for subject in compared
+        ],
         "rows": _rows(compared),
         "settings": _different(compared),
     }
@@ -134,21 +136,21 @@ def _counted(ends: Any) -> tuple[int, int]:
 
 def _names(directories: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that tell them apart."""
-    parts = [each.resolve().parts for each in directories]
+    parts = [subject.resolve().parts for subject in directories]
     length = 1
-    while len({each[-length:] for each in parts}) < len(parts):
+    while len({subject[-length:] for subject in parts}) < len(parts):
         length += 1
-    return ["/".join(each[-length:]) for each in parts]
+    return ["/".join(subject[-length:]) for subject in parts]
 
 
 def _rows(compared: Sequence[Compared]) -> list[dict[str, Any]]:
     """Return a row per environment and category that any of them has played, the whole first."""
-    parts = sorted({part for each in compared for part in each.counts if part != WHOLE})
+    parts = sorted({part for subject in compared for part in subject.counts if part != WHOLE})
     shown = [WHOLE, *parts] if len(parts) > 1 else parts
     return [
         {
             "task": part[0] if part[1] in ("", "all") else " ".join(part),
-            "cells": [_cell(each, compared[0], part) for each in compared],
+            "cells": [_cell(subject, compared[0], part) for subject in compared],
         }
         for part in shown
     ]
@@ -182,26 +184,26 @@ def _tested(value: float | None, bounds: tuple[float, float], how: str) -> dict[
 
 
 def _notices(compared: Sequence[Compared]) -> Iterator[str]:
-    for each in compared:
-        if not each.counts:
-            what = "complete evaluation" if each.kind == "run" else "episode that did not break"
-            yield f"{each.name} has no {what}, so it has no row of its own."
-    parts = {frozenset(each.counts) for each in compared if each.counts}
+    for subject in compared:
+        if not subject.counts:
+            what = "complete evaluation" if subject.kind == "run" else "episode that did not break"
+            yield f"{subject.name} has no {what}, so it has no row of its own."
+    parts = {frozenset(subject.counts) for subject in compared if subject.counts}
     if len(parts) > 1:
         yield "They did not play the same environments and categories. Only what two have in common is compared."
-    if len({each.kind for each in compared}) > 1:
+    if len({subject.kind for subject in compared}) > 1:
         yield "A run is judged by its last evaluation during training, whose tasks and turns may be other ones."
 
 
-def _flat(values: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        name = f"{place}.{key}" if place else str(key)
+        name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping):
             flat |= _flat(value, name)
-        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-            for number, each in enumerate(value):
-                flat |= _flat(each, f"{name}[{number}]")
+        elif isinstance(value, list) and value and all(isinstance(subject, Mapping) for subject in value):
+            for number, subject in enumerate(value):
+                flat |= _flat(subject, f"{name}[{number}]")
         else:
             flat[name] = value
     return flat
@@ -213,14 +215,15 @@ def _different(compared: Sequence[Compared]) -> list[list[Any]] | None:
     None where no two are of a kind.
     """
     rows: list[list[Any]] = []
-    kinds = [[each for each in compared if each.kind == kind] for kind in ("run", "evaluation")]
+    kinds = [[subject for subject in compared if subject.kind == kind] for kind in ("run", "evaluation")]
     if max(map(len, kinds)) < 2:
         return None
-    for own in kinds:
-        for key in dict.fromkeys(key for each in own for key in each.settings):
-            values = [each.settings.get(key) for each in own]
+    for members in kinds:
+        for key in dict.fromkeys(key for subject in members for key in subject.settings):
+            values = [subject.settings.get(key) for subject in members]
             if key != "run.name" and any(value != values[0] for value in values):
-                rows.append([key, *(_text(each.settings.get(key)) if each in own else "" for each in compared)])
+                texts = (_text(subject.settings.get(key)) if subject in members else "" for subject in compared)
+                rows.append([key, *texts])
     return rows
 
 

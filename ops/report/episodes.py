@@ -113,8 +113,8 @@ def outcome_of(record: Mapping[str, Any]) -> str:
 
 def action_begins(text: str) -> int:
     """Return the place in a reply where the thought ends and the action begins; 0 when it is an action alone."""
-    found = _REASONED.search(text) or _ACTION.search(text)
-    return found.end() if found else 0
+    match = _REASONED.search(text) or _ACTION.search(text)
+    return match.end() if match else 0
 
 
 def _row(record: Mapping[str, Any]) -> list[Any]:
@@ -146,8 +146,8 @@ def _body(record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episod
         body |= {"refused": record["refused"], "refusal": record["refusal"]}
     if "branches" in record:
         body["branches"] = record["branches"]
-        for told, turn in zip(turns, record["turns"], strict=True):
-            told |= {"branch": turn["branch"], "trained": turn["trained"]}
+        for shown, turn in zip(turns, record["turns"], strict=True):
+            shown |= {"branch": turn["branch"], "trained": turn["trained"]}
     return body
 
 

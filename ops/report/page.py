@@ -122,7 +122,7 @@ def assemble(shown: Shown, *, live: bool = False) -> str:
     }
     # In one pass, so that an episode's text that looks like a place is not filled. By a function, because `sub` reads
     # backslashes in a text, and JSON is full of them.
-    return _PLACE.sub(lambda place: parts[place[1]], _own("page.html"))
+    return _PLACE.sub(lambda match: parts[match[1]], _own("page.html"))
 
 
 def packed_index(episodes: Episodes) -> str:

@@ -39,11 +39,11 @@ class TokenTexts:
 
     def pieces(self, ids: Sequence[int], text: str) -> Pieces | None:
         """Part a turn into its tokens' texts; None when the tokens do not join to `text`, the turn as recorded."""
-        special = [place for place, token in enumerate(ids) if token in self._special]
+        special = [index for index, token in enumerate(ids) if token in self._special]
         # Token by token first, since that is cached. Only a character of several tokens, or a tokenizer whose text
         # depends on the token before, needs the slow way.
         for texts in ([self._text(token) for token in ids], self._in_order(ids)):
-            if "".join(part for place, part in enumerate(texts) if place not in special) == text:
+            if "".join(part for index, part in enumerate(texts) if index not in special) == text:
                 return Pieces(texts, special)
         return None
 

@@ -45,8 +45,8 @@ def tenths(lines: Sequence[Line]) -> list[Tenth]:
     taken.sort(key=itemgetter(0))
     if len(taken) < TENTHS:
         return []
-    bounds = [len(taken) * place // TENTHS for place in range(TENTHS + 1)]
-    return [_tenth(taken[bounds[place] : bounds[place + 1]]) for place in range(TENTHS)]
+    bounds = [len(taken) * index // TENTHS for index in range(TENTHS + 1)]
+    return [_tenth(taken[bounds[index] : bounds[index + 1]]) for index in range(TENTHS)]
 
 
 def _tenth(taken: Sequence[tuple[float, str]]) -> Tenth:
@@ -57,10 +57,10 @@ def _tenth(taken: Sequence[tuple[float, str]]) -> Tenth:
 
 def warning(lines: Sequence[Line]) -> str | None:
     """Say that the slowest tenth is trained less than half as often as the rest; None if it is not."""
-    found = tenths(lines)
-    if not found:
+    shares = tenths(lines)
+    if not shares:
         return None
-    slowest, rest = found[-1], found[:-1]
+    slowest, rest = shares[-1], shares[:-1]
     trained, refused = sum(one.trained for one in rest), sum(one.refused for one in rest)
     if slowest.share is None or slowest.trained + slowest.refused < FEWEST or not trained:
         return None

@@ -161,7 +161,7 @@ def collect(events: Iterable[tuple[Path, dict[str, Any]]], earlier: Iterable[Tro
     """Return the troubles among events since `train` last began, added to the `earlier` ones, the latest first."""
     new = list(events)
     started = max((event_time(event) for _, event in new if event["event"] == STARTED), default=0.0)
-    troubles = {(each.part, each.event): each for each in earlier if each.last >= started}
+    troubles = {(item.part, item.event): item for item in earlier if item.last >= started}
     for path, event in new:
         if event["event"] in TROUBLES and event_time(event) >= started:
             latest = _trouble(path, event)

@@ -183,7 +183,9 @@ class RunView:
 
     def broken(self) -> list[str]:
         """Say what broke, the latest first, and where to read about it."""
-        sentences = [f"{each.when(self.now)}{f': {each.detail}' if each.detail else ''}" for each in self.troubles]
+        sentences = [
+            f"{trouble.when(self.now)}{f': {trouble.detail}' if trouble.detail else ''}" for trouble in self.troubles
+        ]
         if (share := self.error_share) > 0:
             sentences.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
         if (unequal := selection.warning(self.files.metrics)) is not None:

@@ -83,34 +83,34 @@ def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     """Summarise the outcomes of at least one run, variants in the order of the study."""
     budgets = {axis: least_budget(outcomes, axis) for axis in measured_axes(outcomes) if axis != "steps"}
     by_variant = {
-        variant.name: sorted((each for each in outcomes if each.variant == variant.name), key=lambda each: each.seed)
+        variant.name: sorted((run for run in outcomes if run.variant == variant.name), key=lambda run: run.seed)
         for variant in study.variants
     }
-    rows = [_row(own, budgets) for own in by_variant.values() if own]
-    found = contrasts(study.pairs, outcomes, list(budgets), study.primary_axis)
-    return Comparison(rows, found, budgets, " and ".join(sorted({each.measured for each in outcomes})))
+    rows = [_row(runs, budgets) for runs in by_variant.values() if runs]
+    results = contrasts(study.pairs, outcomes, list(budgets), study.primary_axis)
+    return Comparison(rows, results, budgets, " and ".join(sorted({outcome.measured for outcome in outcomes})))
 
 
 def measured_axes(outcomes: Sequence[RunOutcome]) -> list[str]:
     """Return the axes that every run has measured: older releases did not count all of them."""
-    return [axis for axis in AXES if all(np.isfinite(getattr(each.curve, axis)).all() for each in outcomes)]
+    return [axis for axis in AXES if all(np.isfinite(getattr(outcome.curve, axis)).all() for outcome in outcomes)]
 
 
 def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
     """Return each variant's curve along an axis, over the range that all of its seeds cover."""
-    found: dict[str, Band] = {}
-    for variant in dict.fromkeys(each.variant for each in outcomes):
-        own = [each for each in outcomes if each.variant == variant]
-        first = max(getattr(each.curve, axis)[0] for each in own)
-        last = min(getattr(each.curve, axis)[-1] for each in own)
+    results: dict[str, Band] = {}
+    for variant in dict.fromkeys(outcome.variant for outcome in outcomes):
+        runs = [outcome for outcome in outcomes if outcome.variant == variant]
+        first = max(getattr(outcome.curve, axis)[0] for outcome in runs)
+        last = min(getattr(outcome.curve, axis)[-1] for outcome in runs)
         places = np.linspace(first, max(first, last), POINTS)
-        found[variant] = Band(places, *success_band(counts_at(own, axis, places)))
-    return found
+        results[variant] = Band(places, *success_band(counts_at(runs, axis, places)))
+    return results
 
 
 def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str, Any]:
     """Return all results as a JSON-serialisable dictionary."""
-    runs = [asdict(each.outcome) | {"commit": each.commit, "machine": each.machine} for each in reported]
+    runs = [asdict(outcome.outcome) | {"commit": outcome.commit, "machine": outcome.machine} for outcome in reported]
     for run in runs:
         # JSON has no NaN: what was not measured is left out.
         run["curve"] = {name: values.tolist() for name, values in run["curve"].items() if np.isfinite(values).all()}
@@ -119,9 +119,9 @@ def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str
         "level": LEVEL,
         "budgets": comparison.budgets,
         "variants": [
-            asdict(row) | {"played": [asdict(each) | each.shares() for each in row.played]} for row in comparison.rows
+            asdict(row) | {"played": [asdict(part) | part.shares() for part in row.played]} for row in comparison.rows
         ],
-        "contrasts": [asdict(each) for each in comparison.contrasts],
+        "contrasts": [asdict(contrast) for contrast in comparison.contrasts],
         "runs": runs,
     }
 
@@ -130,29 +130,29 @@ def plot_name(axis: str) -> str:
     return f"success-{axis.replace('_', '-')}.svg"
 
 
-def _row(own: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonRow:
-    finals, starts = counts_of([each.final for each in own]), counts_of([each.start for each in own])
-    collapses = [each.collapsed for each in own if each.collapsed is not None]
+def _row(runs: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonRow:
+    finals, starts = counts_of([outcome.final for outcome in runs]), counts_of([outcome.start for outcome in runs])
+    collapses = [outcome.collapsed for outcome in runs if outcome.collapsed is not None]
     return ComparisonRow(
-        variant=own[0].variant,
-        seeds=tuple(each.seed for each in own),
+        variant=runs[0].variant,
+        seeds=tuple(outcome.seed for outcome in runs),
         final=success_interval(finals),
         start=success_interval(starts),
         improvement=difference_interval(finals, starts),
         at_equal_cost={
-            axis: success_interval(counts_at(own, axis, np.array(budget))) for axis, budget in budgets.items()
+            axis: success_interval(counts_at(runs, axis, np.array(budget))) for axis, budget in budgets.items()
         },
-        ess_mean=_mean_known([each.ess_mean for each in own]),
-        ess_min=min((each.ess_min for each in own if each.ess_min is not None), default=None),
-        staleness_mean=_mean_known([each.staleness_mean for each in own]),
-        staleness_max=max((each.staleness_max for each in own if each.staleness_max is not None), default=None),
-        truncated_share=_mean_known([each.truncated_share for each in own]),
+        ess_mean=_mean_known([outcome.ess_mean for outcome in runs]),
+        ess_min=min((outcome.ess_min for outcome in runs if outcome.ess_min is not None), default=None),
+        staleness_mean=_mean_known([outcome.staleness_mean for outcome in runs]),
+        staleness_max=max((run.staleness_max for run in runs if run.staleness_max is not None), default=None),
+        truncated_share=_mean_known([outcome.truncated_share for outcome in runs]),
         collapsed=sum(collapses) if collapses else None,
-        gave_up=sum(each.gave_up for each in own),
-        environment_steps=float(np.mean([each.environment_steps for each in own])),
-        generated_tokens=float(np.mean([each.generated_tokens for each in own])),
-        wall_s=float(np.mean([each.wall_s for each in own])),
-        played=add_up(part for each in own for part in each.played),
+        gave_up=sum(outcome.gave_up for outcome in runs),
+        environment_steps=float(np.mean([outcome.environment_steps for outcome in runs])),
+        generated_tokens=float(np.mean([outcome.generated_tokens for outcome in runs])),
+        wall_s=float(np.mean([outcome.wall_s for outcome in runs])),
+        played=add_up(part for outcome in runs for part in outcome.played),
     )
 
 

@@ -83,17 +83,17 @@ def contrasts(
     `primary_axis` is the one on which the primary pairs are primary; None: all of them.
     """
     runs: dict[str, dict[int, RunOutcome]] = {}
-    for each in outcomes:
-        runs.setdefault(each.variant, {})[each.seed] = each
-    found: list[Contrast] = []
+    for outcome in outcomes:
+        runs.setdefault(outcome.variant, {})[outcome.seed] = outcome
+    contrasts_made: list[Contrast] = []
     for axis in (END, *axes):
         of_axis = [
             _contrast(pair, axis, runs[pair.variant], runs[pair.against])
             for pair in (pairs if primary_axis in (None, axis) else [replace(pair, primary=False) for pair in pairs])
             if runs.get(pair.variant, {}).keys() & runs.get(pair.against, {}).keys()
         ]
-        found += _corrected(of_axis)
-    return found
+        contrasts_made += _correct(of_axis)
+    return contrasts_made
 
 
 def least_budget(outcomes: Sequence[RunOutcome], axis: str) -> float:
@@ -101,17 +101,18 @@ def least_budget(outcomes: Sequence[RunOutcome], axis: str) -> float:
 
     A run that gave up trains no further and costs no more: its success holds for any larger budget.
     """
-    went_on = [each for each in outcomes if not each.gave_up] or outcomes
-    return float(min(getattr(each.curve, axis)[-1] for each in went_on))
+    went_on = [outcome for outcome in outcomes if not outcome.gave_up] or outcomes
+    return float(min(getattr(outcome.curve, axis)[-1] for outcome in went_on))
 
 
 def counts_of(measures: Sequence[Success]) -> Counts:
-    return Counts(np.array([each.successes for each in measures]), np.array([each.episodes for each in measures]))
+    successes = np.array([measure.successes for measure in measures])
+    return Counts(successes, np.array([measure.episodes for measure in measures]))
 
 
-def counts_at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
+def counts_at(runs: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
     """Return the counts of every run at places of an axis."""
-    points = [each.curve.interpolate(axis, places) for each in own]
+    points = [outcome.curve.interpolate(axis, places) for outcome in runs]
     return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
 
 
@@ -120,7 +121,7 @@ def _contrast(pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Map
     one, other = ([arm[seed] for seed in seeds] for arm in (ours, theirs))
     budget = None if axis == END else least_budget([*one, *other], axis)
     if budget is None:
-        after, before = (counts_of([each.final for each in arm]) for arm in (one, other))
+        after, before = (counts_of([outcome.final for outcome in arm]) for arm in (one, other))
     else:
         after, before = (counts_at(arm, axis, np.array(budget)) for arm in (one, other))
     return Contrast(
@@ -192,9 +193,9 @@ def _curves(
 ) -> Array:
     """Return the mean curve [R, P] of each resample. Its evaluations are drawn again, and not the places between."""
     total_RP = np.zeros((len(drawn_RS), len(places_P)))
-    for seed, each in enumerate(arm):
-        along = getattr(each.curve, axis)
-        counts = Counts(each.curve.successes, each.curve.episodes)
+    for seed, outcome in enumerate(arm):
+        along = getattr(outcome.curve, axis)
+        counts = Counts(outcome.curve.successes, outcome.curve.episodes)
         # A seed that is drawn twice has its episodes drawn twice.
         for draw in range(drawn_RS.shape[1]):
             drawn_R = drawn_RS[:, draw] == seed
@@ -213,14 +214,14 @@ def _reached(curves_RP: Array, goals_R: Array) -> Array:
 
 
 def _collapse_p(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> float | None:
-    seen = [[each.collapsed for each in arm if each.collapsed is not None] for arm in (one, other)]
+    seen = [[outcome.collapsed for outcome in arm if outcome.collapsed is not None] for arm in (one, other)]
     if len(seen[0]) < len(one) or len(seen[1]) < len(other):
         return None
     return fisher_exact(sum(seen[0]), len(seen[0]), sum(seen[1]), len(seen[1]))
 
 
-def _corrected(found: Sequence[Contrast]) -> list[Contrast]:
+def _correct(contrasts_made: Sequence[Contrast]) -> list[Contrast]:
     """Return the contrasts of one axis with their p corrected; that of a primary one is tested alone."""
-    places = [place for place, each in enumerate(found) if each.p is not None and not each.primary]
-    corrected = dict(zip(places, holm([found[place].p or 0.0 for place in places]), strict=True))
-    return [replace(each, p=corrected.get(place, each.p)) for place, each in enumerate(found)]
+    places = [index for index, contrast in enumerate(contrasts_made) if contrast.p is not None and not contrast.primary]
+    corrected = dict(zip(places, holm([contrasts_made[index].p or 0.0 for index in places]), strict=True))
+    return [replace(contrast, p=corrected.get(index, contrast.p)) for index, contrast in enumerate(contrasts_made)]

@@ -41,8 +41,8 @@ def read_earlier(paths: Sequence[Path], study: str, planned: Sequence[StudyRun])
     a run could be several of the planned ones, if another study has none of them, or if two files hold the same run. As
     with a study's directory, a setting that only one of two releases knows is ignored.
     """
-    earlier = [each for path in paths for each in _read(path, study, planned)]
-    counts = Counter(f"{each.outcome.variant} of seed {each.outcome.seed}" for each in earlier)
+    earlier = [run_ for path in paths for run_ in _read(path, study, planned)]
+    counts = Counter(f"{run_.outcome.variant} of seed {run_.outcome.seed}" for run_ in earlier)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(f"the files of --with hold a run twice: {', '.join(twice)}")
     return earlier
@@ -63,19 +63,19 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
     for run in runs:
         name = run["variant"]
         # Another study may have another name for the same run, and the same name for another run.
-        candidates = [each for each in planned if each.seed == run["seed"] and (each.variant.name == name or not ours)]
-        differing = [(each, changes(configs[name], trained(each.config))) for each in candidates]
-        same = [each for each, changed in differing if not changed]
+        candidates = [run_ for run_ in planned if run_.seed == run["seed"] and (run_.variant.name == name or not ours)]
+        differing = [(run_, changes(configs[name], trained(run_.config))) for run_ in candidates]
+        same = [run_ for run_, changed in differing if not changed]
         if ours and candidates and not same:
             raise ConfigError(f"--with {path}: {differing[0][0].name} was run with another {differing[0][1]}")
         if len(same) > 1:
             raise ConfigError(
-                f"--with {path}: {name} of seed {run['seed']} could be {' or '.join(each.name for each in same)}: its "
+                f"--with {path}: {name} of seed {run['seed']} could be {' or '.join(run_.name for run_ in same)}: its "
                 "release did not know the settings that tell them apart"
             )
-        for each in same:
+        for run_ in same:
             taken += 1
-            yield ReportedRun(replace(_outcome(run), variant=each.variant.name), run["commit"], run["machine"])
+            yield ReportedRun(replace(_outcome(run), variant=run_.variant.name), run["commit"], run["machine"])
     if not ours and not taken:
         raise ConfigError(f"--with {path}: of another study, and none of its runs has the config and seed of one here")
 
@@ -105,5 +105,5 @@ def _outcome(run: Mapping[str, Any]) -> RunOutcome:
     curve = {name: np.array(run["curve"].get(name, np.nan * np.ones(len(run["curve"]["steps"])))) for name in AXES}
     counts = {name: np.array(run["curve"][name]) for name in ("successes", "episodes")}
     kept |= {"start": Success(**run["start"]), "final": Success(**run["final"]), "curve": Curve(**curve, **counts)}
-    kept["played"] = tuple(Played(**each) for each in run.get("played", ()))
+    kept["played"] = tuple(Played(**run_) for run_ in run.get("played", ()))
     return RunOutcome(**kept)

@@ -57,14 +57,14 @@ def add_up(parts: Iterable[Played]) -> tuple[Played, ...]:
     by_horizon: dict[int, list[Played]] = {}
     for part in parts:
         by_horizon.setdefault(part.horizon, []).append(part)
-    return tuple(_sum(horizon, own) for horizon, own in sorted(by_horizon.items()))
+    return tuple(_sum(horizon, entries) for horizon, entries in sorted(by_horizon.items()))
 
 
 def _sum(horizon: int, parts: Sequence[Played]) -> Played:
     counts = (sum(column) for column in zip(*(astuple(part)[1:-1] for part in parts), strict=True))
     by_context = [part.by_context for part in parts if part.by_context is not None]
-    known = len(by_context) == len(parts)
-    return replace(Played(horizon, *counts), by_context=sum(by_context) if known else None)
+    complete = len(by_context) == len(parts)
+    return replace(Played(horizon, *counts), by_context=sum(by_context) if complete else None)
 
 
 def _played(horizon: int, stop: str, success: bool, texts: list[str]) -> Played:

@@ -119,32 +119,32 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingDependency("study learning draws with matplotlib: pip install 'horizonrl[bench]'")
     study, overrides = read_study(request.study), request.overrides
-    own: Sequence[str] = ()
+    settings: Sequence[str] = ()
     if request.phase is not None:
-        study, own, set_by_phase = study.phase(request.phase)
+        study, settings, set_by_phase = study.phase(request.phase)
         overrides = [*set_by_phase, *overrides]
     seeds, variants = select(study, request.seeds, request.only)
-    in_phase = select(study, (), own)[1]
+    in_phase = select(study, (), settings)[1]
     variants = [variant for variant in variants if variant in in_phase]
     if not variants:
         raise ConfigError(
-            f"--only {' '.join(request.only)} matches no variant of phase {request.phase}: {', '.join(own)}"
+            f"--only {' '.join(request.only)} matches no variant of phase {request.phase}: {', '.join(settings)}"
         )
     # All of the phase, not only what was selected: an invalid config is found before hours of training.
     planned = plan(replace(study, variants=in_phase), request.directory, overrides)
     if study.table is not None:
-        for each in planned:
-            require_kept_checkpoint(each)
-    selected = [each for each in planned if each.seed in seeds and each.variant in variants]
+        for run_ in planned:
+            require_kept_checkpoint(run_)
+    selected = [run_ for run_ in planned if run_.seed in seeds and run_.variant in variants]
     earlier = _as_reported(study, read_earlier(request.earlier, study.name, selected))
-    known = {(each.outcome.variant, each.outcome.seed) for each in earlier}
-    runs = [each for each in selected if (each.variant.name, each.seed) not in known]
+    done = {(run_.outcome.variant, run_.outcome.seed) for run_ in earlier}
+    runs = [run_ for run_ in selected if (run_.variant.name, run_.seed) not in done]
     if not request.report_only:
-        if known:
-            names = ", ".join(each.name for each in runs) or "nothing"
-            print(f"--with: {len(known)} of {len(selected)} runs have finished; to train: {names}", flush=True)
-        for each in runs:
-            _write_recipe(each)
+        if done:
+            names = ", ".join(run_.name for run_ in runs) or "nothing"
+            print(f"--with: {len(done)} of {len(selected)} runs have finished; to train: {names}", flush=True)
+        for run_ in runs:
+            _write_recipe(run_)
         if not _carry_out(runs, command, study.table):
             print("stopped; the same command goes on from here, and --report-only shows what there is")
             return INTERRUPTED
@@ -159,9 +159,9 @@ def _as_reported(study: Study, earlier: Sequence[ReportedRun]) -> list[ReportedR
     Raises ConfigError if it does and a run comes without them.
     """
     if study.table is None:
-        return [replace(each, outcome=replace(each.outcome, tables={})) for each in earlier]
-    outcomes = [each.outcome for each in earlier]
-    if lacking := [f"{each.variant} of seed {each.seed}" for each in outcomes if not each.tables]:
+        return [replace(run_, outcome=replace(run_.outcome, tables={})) for run_ in earlier]
+    outcomes = [run_.outcome for run_ in earlier]
+    if lacking := [f"{run_.variant} of seed {run_.seed}" for run_ in outcomes if not run_.tables]:
         raise ConfigError(
             f"--with: {', '.join(lacking)} comes without the tables that study {study.name} plays: leave that file out"
         )
@@ -176,16 +176,16 @@ def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | No
     # SIGTERM becomes Ctrl-C, so that `_child` ends its child in order in both cases.
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for number, each in enumerate(runs, 1):
-            ending = _ending(each)
+        for number, run_ in enumerate(runs, 1):
+            ending = _ending(run_)
             again = ending is None or not (ending.finished or ending.gave_up)
             if ending is None or again:
-                ending = _train(each, ending, command)
-            if ending.finished and table is not None and tables_missing(each.directory):
-                ending = _play_tables(each, ending, table)
+                ending = _train(run_, ending, command)
+            if ending.finished and table is not None and tables_missing(run_.directory):
+                ending = _play_tables(run_, ending, table)
             if ending.code == INTERRUPTED:
                 return False
-            line = f"[{number}/{len(runs)}] {each.name}: {_finish_run(each, ending, again)}; {_left(runs, number)}"
+            line = f"[{number}/{len(runs)}] {run_.name}: {_finish_run(run_, ending, again)}; {_left(runs, number)}"
             print(line, flush=True)
     except KeyboardInterrupt:
         return False
@@ -194,19 +194,19 @@ def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | No
     return True
 
 
-def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
+def _train(run_: StudyRun, before: Ending | None, command: Command) -> Ending:
     """Run `train` to its end, as `_child` does, and write down how it ended."""
     started = time.monotonic()
-    code = _child(command(each.directory / RECIPE), each.directory / LOG)
+    code = _child(command(run_.directory / RECIPE), run_.directory / LOG)
     wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)
-    return _write_ending(each, code, wall_s)
+    return _write_ending(run_, code, wall_s)
 
 
-def _play_tables(each: StudyRun, trained: Ending, table: TableFile) -> Ending:
+def _play_tables(run_: StudyRun, trained: Ending, table: TableFile) -> Ending:
     """Play a run's tables, and write down the ending of one that fails: then the run counts as failed."""
-    for words in table_commands(each.directory, each.config, table):
-        if code := _child(words, each.directory / LOG):
-            return _write_ending(each, code, trained.wall_s)
+    for words in table_commands(run_.directory, run_.config, table):
+        if code := _child(words, run_.directory / LOG):
+            return _write_ending(run_, code, trained.wall_s)
     return trained
 
 
@@ -224,31 +224,31 @@ def _child(words: Sequence[str], log_file: Path) -> int:
         return INTERRUPTED
 
 
-def _write_ending(each: StudyRun, code: int, wall_s: float) -> Ending:
-    said = "" if code in (0, INTERRUPTED) else last_lines(each.directory / LOG)
+def _write_ending(run_: StudyRun, code: int, wall_s: float) -> Ending:
+    said = "" if code in (0, INTERRUPTED) else last_lines(run_.directory / LOG)
     ending = Ending(code, wall_s, commit_of_program(), said)
-    (each.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
+    (run_.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
     return ending
 
 
-def _ending(each: StudyRun) -> Ending | None:
-    path = each.directory / ENDING
+def _ending(run_: StudyRun) -> Ending | None:
+    path = run_.directory / ENDING
     return Ending(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def _endings(runs: Sequence[StudyRun]) -> list[tuple[StudyRun, Ending]]:
-    return [(each, ending) for each in runs if (ending := _ending(each)) is not None]
+    return [(run_, ending) for run_ in runs if (ending := _ending(run_)) is not None]
 
 
-def _finish_run(each: StudyRun, ending: Ending, again: bool) -> str:
+def _finish_run(run_: StudyRun, ending: Ending, again: bool) -> str:
     """Remove the large folders of a finished run, and return a sentence on how the run ended.
 
     A failed run keeps its folders, because it resumes from them.
     """
     spent = f"{ending.wall_s / 60:.1f} min"
     if ending.failed:
-        return f"failed with code {ending.code} after {spent}, see {each.directory / LOG}"
-    for path in each.directory.iterdir():
+        return f"failed with code {ending.code} after {spent}, see {run_.directory / LOG}"
+    for path in run_.directory.iterdir():
         if path.is_dir() and path.name not in KEPT_FOLDERS:
             shutil.rmtree(path)
     return f"finished in {spent}" if again else f"had finished in {spent}"
@@ -257,26 +257,27 @@ def _finish_run(each: StudyRun, ending: Ending, again: bool) -> str:
 def _left(runs: Sequence[StudyRun], done: int) -> str:
     """Return how many runs are left, and for how many minutes at the mean duration of the finished runs."""
     finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
-    left = sum((ending := _ending(each)) is None or not (ending.finished or ending.gave_up) for each in runs[done:])
-    pace = f", about {left * sum(finished) / len(finished) / 60:.0f} min" if finished and left else ""
-    return f"{left} to go{pace}"
+    endings = [_ending(run_) for run_ in runs[done:]]
+    unfinished = sum(ending is None or not (ending.finished or ending.gave_up) for ending in endings)
+    pace = f", about {unfinished * sum(finished) / len(finished) / 60:.0f} min" if finished and unfinished else ""
+    return f"{unfinished} to go{pace}"
 
 
-def _write_recipe(each: StudyRun) -> None:
+def _write_recipe(run_: StudyRun) -> None:
     """Write a run's config, or check that the directory was begun with the same config.
 
     Raises ConfigError if the directory holds another run. Keys that only one of the two configs has are ignored, so
     that a new version can report an old study.
     """
-    path, text = each.directory / RECIPE, to_toml(each.config)
+    path, text = run_.directory / RECIPE, to_toml(run_.config)
     if path.is_file():
         old, new = (tomllib.loads(one) for one in (path.read_text(encoding="utf-8"), text))
         new["run"].pop("root", None)  # so that a study's directory can be moved
         if changed := changes(old, new):
             raise ConfigError(
-                f"{each.directory} was begun with another {changed}: give a new --directory, or remove that run"
+                f"{run_.directory} was begun with another {changed}: give a new --directory, or remove that run"
             )
-    each.directory.mkdir(parents=True, exist_ok=True)
+    run_.directory.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
@@ -289,38 +290,38 @@ def _report(
 ) -> bool:
     """Write `results.json`, `report.md` and the plots from the finished runs; return False if there are none."""
     runs, machine = list(earlier), describe_machine()
-    failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
-    for each, ending in endings:
+    failures = {run_.name: ending.last_lines for run_, ending in endings if ending.failed}
+    for run_, ending in endings:
         if ending.finished or ending.gave_up:
-            name, at_end = each.variant.name, ending.success_at_giving_up
-            outcome = read_outcome(each.directory, name, each.seed, ending.wall_s, ending.gave_up, at_end)
+            name, at_end = run_.variant.name, ending.success_at_giving_up
+            outcome = read_outcome(run_.directory, name, run_.seed, ending.wall_s, ending.gave_up, at_end)
             if outcome is None:
-                failures[each.name] = f"ended before its first RL step. {ending.last_lines}"
+                failures[run_.name] = f"ended before its first RL step. {ending.last_lines}"
             else:
                 runs.append(ReportedRun(outcome, ending.commit, machine))
     if not runs:
         print("no run has finished: there is nothing to report yet")
         return False
     # The intervals draw from the seeds in this order: it must not depend on where a run comes from.
-    order = [(each.variant.name, each.seed) for each in selected]
-    runs.sort(key=lambda each: order.index((each.outcome.variant, each.outcome.seed)))
-    outcomes = [each.outcome for each in runs]
+    order = [(run_.variant.name, run_.seed) for run_ in selected]
+    runs.sort(key=lambda run_: order.index((run_.outcome.variant, run_.outcome.seed)))
+    outcomes = [run_.outcome for run_ in runs]
     comparison = compare(study, outcomes)
-    configs = {each.variant.name: each.config for each in selected}
+    configs = {run_.variant.name: run_.config for run_ in selected}
     facts = {
         "command": f"`{request}`",
-        "recipe": ", ".join(dict.fromkeys(recipe.name for each in selected for recipe in each.variant.recipes)),
+        "recipe": ", ".join(dict.fromkeys(recipe.name for run_ in selected for recipe in run_.variant.recipes)),
         "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
         "finished": f"{len(outcomes)} of {len(selected)} runs",
         "evaluation": _evaluations(configs),
-        "commit": ", ".join(sorted({each.commit for each in runs})),
-        "machine": "; ".join(sorted({each.machine for each in runs})),
+        "commit": ", ".join(sorted({run_.commit for run_ in runs})),
+        "machine": "; ".join(sorted({run_.machine for run_ in runs})),
     }
     results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs)}
     results["configs"] = {name: trained(config) for name, config in configs.items()}
     request.directory.mkdir(parents=True, exist_ok=True)
     (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    tables = [tables_to_markdown(f"{each.variant}, seed {each.seed}", each.tables) for each in outcomes if each.tables]
+    tables = [tables_to_markdown(f"{run_.variant}, seed {run_.seed}", run_.tables) for run_ in outcomes if run_.tables]
     plots = [f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in measured_axes(outcomes)]
     ends = [f"## Failed: {name}\n\n```\n{lines}\n```" for name, lines in failures.items()]
     share_of = study.primary_axis if study.primary_axis in comparison.budgets else None
@@ -357,13 +358,13 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
     split = len(study.axes) > 1
     title = " and ".join(study.axes[1:] if split else study.axes) or "variant"
     places = {
-        each.name: (each.names[0], "-".join(each.names[1:])) if split else ("", each.name) for each in study.variants
+        run_.name: (run_.names[0], "-".join(run_.names[1:])) if split else ("", run_.name) for run_ in study.variants
     }
     order = list(dict.fromkeys(name for _, name in places.values()))
     for axis in measured_axes(outcomes):
-        found = bands(outcomes, axis)
+        by_variant = bands(outcomes, axis)
         panels: dict[str, dict[str, Any]] = {}
         for variant, (panel, name) in places.items():
-            if variant in found:
-                panels.setdefault(panel, {})[name] = found[variant]
+            if variant in by_variant:
+                panels.setdefault(panel, {})[name] = by_variant[variant]
         plot_success(panels, order, AXES[axis], title, directory / plot_name(axis))

@@ -97,9 +97,9 @@ def screen(count: int) -> Rule:
         # What is saved: the turns of the others, for each value that all of the first may have.
         saved = 0.0
         for value, times in Counter(group.returns).items():
-            own = [turns for turns, each in zip(group.turns, group.returns, strict=True) if each == value]
+            episode_turns = [turns for turns, sample in zip(group.turns, group.returns, strict=True) if sample == value]
             chance = comb(times, count) / comb(size, count)
-            saved += chance * (sum(group.turns) - count * sum(own) / times)
+            saved += chance * (sum(group.turns) - count * sum(episode_turns) / times)
         return Yielded(sum(group.turns) - saved, kept, kept * size)
 
     return rule
@@ -113,7 +113,7 @@ def stop(count: int) -> Rule:
 
     def rule(group: PlayedGroup) -> Yielded:
         order = sorted(range(len(group.turns)), key=group.turns.__getitem__)
-        if len({group.returns[place] for place in order[:count]}) > 1:
+        if len({group.returns[index] for index in order[:count]}) > 1:
             return as_played(group)
         last = group.turns[order[count - 1]]
         return Yielded(sum(min(turns, last) for turns in group.turns), 0.0, 0.0)
@@ -130,11 +130,11 @@ def costs(groups: Sequence[PlayedGroup]) -> list[RuleCost]:
     """Return what each rule would have cost. Raises ConfigError if no group was informative, or if sizes differ."""
     sizes = sorted({len(group.returns) for group in groups})
     if len(sizes) > 1:
-        found = ", ".join(map(str, sizes))
-        raise ConfigError(f"the groups have {found} episodes: compare runs of one rollout.group_size")
+        rule_costs = ", ".join(map(str, sizes))
+        raise ConfigError(f"the groups have {rule_costs} episodes: compare runs of one rollout.group_size")
     size = sizes[0] if sizes else 0
     played = [as_played(group) for group in groups]
-    if not any(each.informative for each in played):
+    if not any(sample.informative for sample in played):
         raise ConfigError(f"none of the {len(groups)} groups has returns that differ: there is nothing to compare")
     rules: dict[str, Rule] = {}
     for count in sorted({size // 2, 3 * size // 4} - {0, 1, size}):
@@ -144,13 +144,14 @@ def costs(groups: Sequence[PlayedGroup]) -> list[RuleCost]:
     return [_cost(name, [rule(group) for group in groups], played, groups) for name, rule in sorted(rules.items())]
 
 
-def _cost(name: str, left: Sequence[Yielded], played: Sequence[Yielded], groups: Sequence[PlayedGroup]) -> RuleCost:
-    steps, before = (sum(each.steps for each in some) for some in (left, played))
+def _cost(name: str, kept: Sequence[Yielded], played: Sequence[Yielded], groups: Sequence[PlayedGroup]) -> RuleCost:
+    steps, before = (sum(sample.steps for sample in some) for some in (kept, played))
     trained, episodes = (
-        [sum(getattr(each, what) for each in some) for some in (left, played)] for what in ("informative", "episodes")
+        [sum(getattr(sample, what) for sample in some) for some in (kept, played)]
+        for what in ("informative", "episodes")
     )
-    gone = [was.informative - now.informative for was, now in zip(played, left, strict=True)]
-    spread = sum(each.informative * group.spread for each, group in zip(played, groups, strict=True)) / trained[1]
+    gone = [was.informative - now.informative for was, now in zip(played, kept, strict=True)]
+    spread = sum(sample.informative * group.spread for sample, group in zip(played, groups, strict=True)) / trained[1]
     lost_spread = sum(share * group.spread for share, group in zip(gone, groups, strict=True)) / max(sum(gone), 1e-12)
     return RuleCost(
         name,
@@ -184,15 +185,15 @@ def read_groups(run_dir: Path) -> Iterator[PlayedGroup]:
 def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
     """Print what each rule would have cost over the groups of some runs together; write it as JSON too if asked to."""
     groups = [group for run_dir in run_dirs for group in read_groups(run_dir)]
-    found = costs(groups)
+    rule_costs = costs(groups)
     informative = sum(group.informative for group in groups)
     print(f"{len(groups):,} groups of {len(run_dirs)} runs, {informative / len(groups):.0%} of them informative")
     print(f"{'rule':<10}  steps/group  steps/episode  informative lost  spread of the lost")
-    for each in found:
+    for sample in rule_costs:
         group, episode = (
-            "-" if cost is None else f"{cost:.2f}" for cost in (each.steps_per_group, each.steps_per_episode)
+            "-" if cost is None else f"{cost:.2f}" for cost in (sample.steps_per_group, sample.steps_per_episode)
         )
-        print(f"{each.rule:<10}  {group:>11}  {episode:>13}  {each.lost:>16.0%}  {each.spread:>18.2f}")
+        print(f"{sample.rule:<10}  {group:>11}  {episode:>13}  {sample.lost:>16.0%}  {sample.spread:>18.2f}")
     if json_file is not None:
         facts = {
             "command": f"horizonrl study sampling {' '.join(run_dir.name for run_dir in run_dirs)}",
@@ -202,6 +203,6 @@ def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
             "groups": len(groups),
             "informative": informative / len(groups),
         }
-        rules = {each.rule: asdict(each) for each in found}
+        rules = {sample.rule: asdict(sample) for sample in rule_costs}
         json_file.write_text(json.dumps({**facts, "rules": rules}, indent=1) + "\n", encoding="utf-8")
     return 0

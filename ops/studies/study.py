@@ -141,8 +141,8 @@ class Study:
         Raises ConfigError if the study has no such phase.
         """
         if name not in self.phases:
-            known = ", ".join(self.phases) or "none"
-            raise ConfigError(f"study {self.name} has no phase {name!r}; its phases: {known}")
+            names = ", ".join(self.phases) or "none"
+            raise ConfigError(f"study {self.name} has no phase {name!r}; its phases: {names}")
         phase = self.phases[name]
         overrides = [f"--{key}={json.dumps(value)}" for key, value in flattened(phase.overrides)]
         table = SMALL_TABLE if name == SMALL and self.table is not None else self.table
@@ -178,9 +178,9 @@ def read_study(path_or_name: Path) -> Study:
     except ValidationError as error:
         raise ConfigError("\n".join(f"{path}: {_explain(problem)}" for problem in error.errors())) from None
     of_phases = {f"phases.{name}.seeds": phase.seeds for name, phase in file.phases.items()}
-    for place, seeds in {"seeds": file.seeds, **of_phases}.items():
+    for folder, seeds in {"seeds": file.seeds, **of_phases}.items():
         if len(set(seeds)) != len(seeds):
-            raise ConfigError(f"{path}: {place} names one twice: {seeds}")
+            raise ConfigError(f"{path}: {folder} names one twice: {seeds}")
     if bool(file.variants) == bool(file.grid):
         raise ConfigError(f"{path}: give either [variants] or [grid], and at least one variant")
     variants = list(_variants(file, path))
@@ -239,11 +239,11 @@ def _pairs(file: StudyFile, variants: Sequence[Variant], path: Path) -> list[Pai
     by_names = {variant.names: variant.name for variant in variants}
     pairs: dict[tuple[str, str], Pair] = {}
     named = [(file.primary, True)] if file.primary is not None else []
-    for contrast, primary in [*named, *((each, False) for each in file.contrasts)]:
+    for contrast, primary in [*named, *((name, False) for name in file.contrasts)]:
         one, other = contrast
         matched = False
         for names, against in by_names.items():
-            for axis in [place for place, value in enumerate(names) if value == other]:
+            for axis in [folder for folder, value in enumerate(names) if value == other]:
                 for ours, variant in by_names.items():
                     same = ours[:axis] + ours[axis + 1 :] == names[:axis] + names[axis + 1 :]
                     if same and variant != against and one in ("*", ours[axis]):
@@ -266,29 +266,29 @@ def _find(name: str, folders: Sequence[Path], what: str) -> Path:
         for path in (folder / name, folder / f"{name}.toml"):
             if path.is_file():
                 return path
-    known = sorted(path.stem for path in folders[-1].glob("*.toml"))
-    place = folders[-1].relative_to(RECIPES.parents[1])
-    meant = f"{did_you_mean(name, known)} Known: {', '.join(known)}"
-    raise ConfigError(f"no {what} {name!r}: neither a file nor in {place}{meant}")
+    names = sorted(path.stem for path in folders[-1].glob("*.toml"))
+    key = folders[-1].relative_to(RECIPES.parents[1])
+    meant = f"{did_you_mean(name, names)} Known: {', '.join(names)}"
+    raise ConfigError(f"no {what} {name!r}: neither a file nor in {key}{meant}")
 
 
 def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
     axes = list(file.grid.values()) or [file.variants]
     for values in itertools.product(*(axis.items() for axis in axes)):
         names = tuple(name for name, _ in values)
-        own: Overrides = {}
+        settings: Overrides = {}
         for _, overrides in values:
             keys = dict(flattened(overrides))
-            if shared := sorted(own.keys() & keys.keys()):
+            if shared := sorted(settings.keys() & keys.keys()):
                 raise ConfigError(f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it")
-            own |= keys
-        recipe = own.pop("recipe", file.recipe)
-        given = [recipe] if isinstance(recipe, str) else recipe
-        if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+            settings |= keys
+        recipe = settings.pop("recipe", file.recipe)
+        options = [recipe] if isinstance(recipe, str) else recipe
+        if not isinstance(options, list) or not all(isinstance(contrast, str) for contrast in options):
             named = f"variant {'-'.join(names)} has recipe {recipe!r}"
             raise ConfigError(f"{path}: {named}: give it, or the study, the name of a recipe or a list of names")
-        recipes = [_find(each, (path.parent, RECIPES), "recipe") for each in given]
-        merged = dict(flattened(file.overrides)) | own
+        recipes = [_find(contrast, (path.parent, RECIPES), "recipe") for contrast in options]
+        merged = dict(flattened(file.overrides)) | settings
         if mine := sorted(merged.keys() & set(OWN_KEYS)):
             raise ConfigError(f"{path}: {', '.join(mine)} cannot be overridden: the study names and seeds its runs")
         yield Variant(names, merged, recipes)
@@ -304,11 +304,11 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _config(study: Study, variant: Variant, seed: int, directory: Path, overrides: Sequence[str]) -> RunConfig:
-    own = {"run.name": f"{variant.name}-seed{seed}", "run.root": str(directory.resolve()), "run.seed": seed}
-    given = [f"--{key}={json.dumps(value)}" for key, value in variant.overrides.items()]
-    named = [f"--{key}={json.dumps(value)}" for key, value in own.items()]
+    settings = {"run.name": f"{variant.name}-seed{seed}", "run.root": str(directory.resolve()), "run.seed": seed}
+    options = [f"--{key}={json.dumps(value)}" for key, value in variant.overrides.items()]
+    named = [f"--{key}={json.dumps(value)}" for key, value in settings.items()]
     try:
-        config = RunConfig.load(variant.recipes, [*given, *overrides, *named])
+        config = RunConfig.load(variant.recipes, [*options, *overrides, *named])
     except ConfigError as error:
         raise ConfigError(f"study {study.name}, variant {variant.name}: {error}") from None
     if config.rl.steps == 0:
@@ -322,7 +322,7 @@ def trained(config: RunConfig) -> dict[str, Any]:
 
 
 def _explain(problem: Any) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
+    path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"{place}: no such key; known keys: {', '.join(sorted(StudyFile.model_fields))}"
-    return f"{place}: {problem['msg']} (got {problem['input']!r})"
+        return f"{path}: no such key; known keys: {', '.join(sorted(StudyFile.model_fields))}"
+    return f"{path}: {problem['msg']} (got {problem['input']!r})"

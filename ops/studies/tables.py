@@ -73,8 +73,8 @@ def _paired(run_dir: Path, block: Mapping[str, Any]) -> list[dict[str, Any]]:
         test = paired_test(after_T, before_T)
         tested = asdict(test) if test is not None else None
         rows.append({"scenario": scenario, "tasks": len(tasks), "difference": difference, "tested": tested, "p": None})
-    known = [row for row in rows if row["tested"] is not None]
-    for row, corrected in zip(known, holm([row["tested"]["p"] for row in known]), strict=True):
+    rows_known = [row for row in rows if row["tested"] is not None]
+    for row, corrected in zip(rows_known, holm([row["tested"]["p"] for row in rows_known]), strict=True):
         row["p"] = corrected
     return rows
 
@@ -85,7 +85,7 @@ def _task_rates(directory: Path, turns: Mapping[str, int]) -> dict[tuple[str, st
     for (env_id, task, _), line in read_journal(directory)[1].items():
         if (played := line.within(turns[env_id])) is not None:
             successes[env_id, task].append(played.success)
-    return {key: float(np.mean(each)) for key, each in successes.items()}
+    return {key: float(np.mean(values)) for key, values in successes.items()}
 
 
 def require_kept_checkpoint(run: StudyRun) -> None:

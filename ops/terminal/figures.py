@@ -43,11 +43,12 @@ def clock(seconds: float) -> str:
 
 def sparkline(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
     """Return values as at most `width` blocks, each the mean of its share of them; `low` and `high` are its ends."""
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return ""
-    size = -(-len(known) // width)
-    means = [sum(part) / len(part) for part in (known[start : start + size] for start in range(0, len(known), size))]
+    size = -(-len(numbers) // width)
+    parts = (numbers[start : start + size] for start in range(0, len(numbers), size))
+    means = [sum(part) / len(part) for part in parts]
     low, high = min(means) if low is None else low, max(means) if high is None else high
     if high <= low:
         return BLOCKS[len(BLOCKS) // 2] * len(means)

@@ -78,7 +78,7 @@ def pack(traces: Sequence[Trace], ranks: int, micro_batch_tokens: int, flat: boo
         for plan in spread(cuts, lengths, ranks, flat)
     ]
     most = max(map(len, plans))
-    return [[_micro_batch(traces, own) for own in [*plan, *[[]] * (most - len(plan))]] for plan in plans]
+    return [[_micro_batch(traces, rows) for rows in [*plan, *[[]] * (most - len(plan))]] for plan in plans]
 
 
 def families(traces: Sequence[Trace]) -> list[tuple[int, list[int]]]:

@@ -70,14 +70,14 @@ def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.evaluation.run import evaluate
     from horizonrl.ops.evaluation.subjects import SubjectRequest
 
-    own, options = split_options(overrides)
+    keys, options = split_options(overrides)
     subject = SubjectRequest(
         model=arguments.model,
         endpoint=arguments.endpoint,
         model_name=arguments.model_name,
         key_variable=arguments.key_variable,
         recipes=tuple(map(find_recipe, arguments.recipe)),
-        overrides=own,
+        overrides=keys,
     )
     choice = Choice(
         env_ids=tuple(arguments.env),

@@ -197,8 +197,8 @@ DASHBOARDS = (FLOW, LEARNING, ACTORS)
 def files() -> dict[Path, str]:
     """Return the text of each dashboard's file."""
     return {
-        DIRECTORY / f"{each.name}.json": json.dumps(dashboard_json(each), indent=1, ensure_ascii=False) + "\n"
-        for each in DASHBOARDS
+        DIRECTORY / f"{dashboard.name}.json": json.dumps(dashboard_json(dashboard), indent=1, ensure_ascii=False) + "\n"
+        for dashboard in DASHBOARDS
     }
 
 

@@ -105,7 +105,7 @@ def _panels(rows: dict[str, Sequence[Panel]]) -> list[dict[str, Any]]:
     return [{"id": number, **panel} for number, panel in enumerate(placed, start=1)]
 
 
-def _panel_json(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+def _panel_json(panel: Panel, position: dict[str, int]) -> dict[str, Any]:
     options: dict[str, Any] = {"reduceOptions": {"calcs": ["lastNotNull"]}}
     if panel.kind == "timeseries":
         options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
@@ -114,7 +114,7 @@ def _panel_json(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "title": panel.title,
         "description": _description(panel),
         "datasource": SOURCE,
-        "gridPos": place,
+        "gridPos": position,
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "options": options,
         "targets": [_target(letter, query) for letter, query in zip("ABCDEFGH", panel.queries, strict=False)],
