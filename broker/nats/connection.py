@@ -253,15 +253,18 @@ class Connection:
         task = asyncio.current_task()
         cancelled_before = task.cancelling() if task else 0
         # A timeout without a deadline is a handle: `_interrupt` moves its deadline to now when the connection is lost.
-        async with asyncio.timeout(None) as patience:
-            self._waiting.add(patience)
-            try:
-                yield
-            finally:
-                self._waiting.discard(patience)
-        # In Python 3.11, `wait_for` loses a cancellation if an answer arrives in the same turn of the loop.
-        if task and task.cancelling() > cancelled_before:
-            raise asyncio.CancelledError
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._waiting.add(patience)
+                try:
+                    yield
+                finally:
+                    self._waiting.discard(patience)
+        finally:
+            # In Python 3.11, `wait_for` loses a cancellation if an answer, or an error, arrives in the same turn of the
+            # loop. An error would be taken for one that passes, and the request made again.
+            if task and task.cancelling() > cancelled_before:
+                raise asyncio.CancelledError
 
     def raise_refusal(self) -> None:
         """Raise BrokerDenied if the server has ever refused something: this role can no longer do its work."""

@@ -1,6 +1,6 @@
 import asyncio
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any
 
 import nats.errors
@@ -21,11 +21,23 @@ async def deaf() -> str:
     return "never"
 
 
-def test_a_cancellation_that_the_client_swallows_still_ends_the_request() -> None:
+async def denied() -> str:
+    """Fail although cancelled: the answer that comes at the same moment is an error, which passes."""
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise nats.errors.NoRespondersError from None
+    return "never"
+
+
+@pytest.mark.parametrize("swallowing", [deaf, denied])
+def test_a_cancellation_that_the_client_swallows_still_ends_the_request(
+    swallowing: Callable[[], Coroutine[Any, Any, str]],
+) -> None:
     async def scenario() -> None:
         connection = Connection("nats://nowhere")
         connection.opened()
-        asking = asyncio.create_task(connection.ask(deaf))
+        asking = asyncio.create_task(connection.ask(swallowing))
         await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking], timeout=5)
