@@ -326,7 +326,7 @@ def _load(path: Path, solved_at: float | None) -> TranscriptFile:
     if not records:
         raise ConfigError(f"{path} holds no record: write one a line as {FORM}")
     # Unsolved records are left out unparsed: nobody has to repair what is not imitated.
-    transcripts = [_parse(place, record) for place, record in records if _is_solved(place, record, solved_at)]
+    transcripts = [_parse(where, record) for where, record in records if _is_solved(where, record, solved_at)]
     if len(transcripts) < len(records):
         log.info("transcripts_unsolved", path=str(path), left_out=len(records) - len(transcripts), records=len(records))
     if not transcripts:

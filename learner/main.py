@@ -15,7 +15,6 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import BEST, CHECKPOINTS, WEIGHTS
 from horizonrl.common.service import Service
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, eval_tasks, sources_of
-from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop.announcer import Announcer
@@ -34,6 +33,7 @@ from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.evaluation import plan_digest
 from horizonrl.learner.records.journal import Journal, only_learner
+from horizonrl.learner.settings import collecting_rules, engine_settings
 
 
 async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, str], service: Service) -> None:
@@ -136,40 +136,4 @@ def run_record(config: RunConfig, model: Mapping[str, str], planned: Sequence[Ev
         config=sections,
         machine=machine(config.learner.threads),
         ranks=config.learner.ranks * config.learner.nodes,
-    )
-
-
-def collecting_rules(config: RunConfig, vocabulary: int) -> Rules:
-    return Rules(
-        max_staleness=config.rl.max_staleness,
-        vocabulary=vocabulary,
-        max_context_tokens=config.model.max_context_tokens,
-        advantage=config.advantage,
-        reward=config.reward,
-        loss_weights={env.id: env.loss_weight for env in config.envs},
-        demo_weight=config.rl.demo_weight,
-        demos_in_rl=config.rl.demos_per_step > 0,
-        temperature=config.rollout.temperature,
-    )
-
-
-def engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
-    return EngineSettings(
-        model_dir=model_dir,
-        backend=config.learner.backend,
-        lora_rank=config.lora.rank,
-        zero_stage=config.learner.zero_stage,
-        threads=config.learner.threads,
-        micro_batch_tokens=config.learner.micro_batch_tokens,
-        max_grad_norm=config.learner.max_grad_norm,
-        weight_decay=config.learner.weight_decay,
-        betas=config.learner.betas,
-        gradient_checkpointing=config.learner.gradient_checkpointing,
-        head_dtype=config.learner.head_dtype,
-        seed=config.run.seed,
-        temperature=config.rollout.temperature,
-        collective_timeout_s=config.learner.step_timeout_s,
-        objective=config.objective,
-        deepspeed=config.learner.deepspeed,
-        longest_episode_tokens=config.longest_episode_tokens,
     )

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,17 +27,6 @@ def test_a_directory_says_what_it_is_for(directory: Path) -> None:
     assert tree.purpose(directory), f"{name(directory)}/__init__.py has no docstring"
 
 
-def test_no_class_name_has_two_meanings() -> None:
-    """Environments may each have their own `Action` or `Task`: nobody reads two of them at once."""
-    places = defaultdict(list)
-    for package in set(PACKAGES) - {"envs"}:
-        for file in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    places[node.name].append(name(file))
-    assert {known: files for known, files in places.items() if len(files) > 1} == {}
-
-
 def test_nobody_imports_helpers_from_a_main() -> None:
     """A `main` is wiring: it may be run and called, but it holds nothing that others need."""
     found = [
@@ -48,6 +37,32 @@ def test_nobody_imports_helpers_from_a_main() -> None:
         if re.match(r"\s*from horizonrl\.[\w.]*\bmain import (?!main\b|run\b|run_\w+$)", line)
     ]
     assert found == []
+
+
+PRONOUNS = {"place", "each", "found", "given", "own", "known", "left", "told"}
+"""Names that say nothing of what they hold. On the maps of the worlds, a place is a thing."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_name_is_a_pronoun(package: str) -> None:
+    stumbles = [
+        f"{name(file)}:{line}: {word}"
+        for file in (ROOT / package).rglob("*.py")
+        for word, line in bound_names(ast.parse(file.read_text()))
+        if word in PRONOUNS and not (word == "place" and "worlds" in file.parts)
+    ]
+    assert stumbles == []
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the variables and parameters of a file with their lines. Fields are read with what they belong to."""
+    fields = {id(line.target) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+              for line in node.body if isinstance(line, ast.AnnAssign)}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
 
 
 def test_no_variable_is_a_preposition() -> None:

@@ -19,7 +19,11 @@ _MODULE = re.compile(r"\b(?:\w+\.)+(?=\w)")
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function of the API that raises ConfigError for arguments of a wrong type, and for wrong paths."""
     signature = inspect.signature(function)
-    kinds = {name: each.annotation for name, each in signature.parameters.items() if each.annotation is not each.empty}
+    kinds = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation is not parameter.empty
+    }
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

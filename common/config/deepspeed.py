@@ -46,10 +46,10 @@ OURS = {
 DEVICES = ("cpu", "none")
 
 
-def refuse_unsafe(given: Mapping[str, Any]) -> None:
+def refuse_unsafe(options: Mapping[str, Any]) -> None:
     """Raise ValueError for a key that would change what is computed, or of which nobody knows whether it would."""
-    _refuse("", given, PASSED)
-    zero = _table("zero_optimization", given.get("zero_optimization", {}))
+    _refuse("", options, PASSED)
+    zero = _table("zero_optimization", options.get("zero_optimization", {}))
     _refuse("zero_optimization.", zero, PASSED_OF_ZERO)
     for name in ("offload_optimizer", "offload_param"):
         offload = _table(f"zero_optimization.{name}", zero.get(name, {}))
@@ -67,8 +67,8 @@ def _table(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _refuse(prefix: str, given: Mapping[str, Any], passed: set[str]) -> None:
-    for key in given:
+def _refuse(prefix: str, options: Mapping[str, Any], passed: set[str]) -> None:
+    for key in options:
         name = f"{prefix}{key}"
         if name in OURS:
             raise ValueError(f"{name} cannot be set: {OURS[name]}")

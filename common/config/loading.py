@@ -39,8 +39,8 @@ def load_sections(
     """
     texts = [_read_toml(recipe) for recipe in recipes]
     # By hand and not by pydantic-settings: an override then gives the same message as a recipe.
-    given = parse_overrides(overrides)
-    for source, tables in (("the command line", given), *(("a recipe", text) for text in texts)):
+    values = parse_overrides(overrides)
+    for source, tables in (("the command line", values), *(("a recipe", text) for text in texts)):
         _refuse_secrets(tables, source)
         _refuse_capitals(tables, source, config)
     if not recorded:
@@ -53,7 +53,7 @@ def load_sections(
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             variables = _Password(settings_cls) if recorded else EnvSettingsSource(settings_cls)
             # By hand and not by pydantic-settings, which knows no kinds.
-            merged = functools.reduce(functools.partial(_overlay, config), [*texts, variables(), given])
+            merged = functools.reduce(functools.partial(_overlay, config), [*texts, variables(), values])
             return (InitSettingsSource(settings_cls, init_kwargs=merged),)
 
     try:
@@ -61,7 +61,7 @@ def load_sections(
     except ValidationError as error:
         problems = _innermost([_without_kind(problem, config) for problem in error.errors()])
         variables = {} if recorded else os.environ
-        said = [_origin(problem, given, variables, recipes) + _explain(problem, config) for problem in problems]
+        said = [_origin(problem, values, variables, recipes) + _explain(problem, config) for problem in problems]
         raise ConfigError("\n".join(said)) from None
     except SettingsError as error:
         section = f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()  # the message names the field, in quotes
@@ -137,11 +137,11 @@ def _read_toml(recipe: Path) -> dict[str, Any]:
         raise ConfigError(f"{recipe} nests tables or lists too deeply to be read: flatten it") from None
 
 
-def _refuse_capitals(given: Mapping[str, Any], place: str, config: type[BaseModel]) -> None:
+def _refuse_capitals(values: Mapping[str, Any], path: str, config: type[BaseModel]) -> None:
     """Raise ConfigError for the section RL, which pydantic-settings would take for rl, or lose beside it."""
-    for name in given:
+    for name in values:
         if name not in config.model_fields and name.lower() in config.model_fields:
-            raise ConfigError(f"{name}: no such section, in {place}; did you mean {name.lower()}?")
+            raise ConfigError(f"{name}: no such section, in {path}; did you mean {name.lower()}?")
 
 
 def _refuse_unknown_variables(model: type[BaseModel]) -> None:
@@ -162,15 +162,15 @@ def _refuse_unknown_variables(model: type[BaseModel]) -> None:
             )
 
 
-def _refuse_secrets(given: Any, place: str) -> None:
+def _refuse_secrets(values: Any, path: str) -> None:
     """Raise ConfigError for a secret where others can read it."""
-    broker = given.get("broker")
+    broker = values.get("broker")
     broker = broker if isinstance(broker, dict) else {}
     nats = broker.get("nats")
     for name, section in {"broker.password": broker, "broker.nats.password": nats}.items():
         if isinstance(section, dict) and section.get("password", "none") != "none":
             raise ConfigError(
-                f"{name} stands in {place}, where others can read it: set the environment variable "
+                f"{name} stands in {path}, where others can read it: set the environment variable "
                 f"{PASSWORD}, or use broker.nats.nkey_seed"
             )
 
@@ -188,24 +188,24 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"{flag} has no value: overrides are written --section.key value")
             value = tokens.pop(0)
         *sections, key = flag[2:].split(".")
-        place = parsed
+        path = parsed
         for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
+            path = path.setdefault(section, {})
+            if not isinstance(path, dict):
                 raise ConfigError(
                     f"{flag} sets part of a value that another flag has set as a whole: give only one of them"
                 )
-        place[key] = _joined(flag, place.get(key), _parse_value(value))
+        path[key] = _joined(flag, path.get(key), _parse_value(value))
     return parsed
 
 
-def _joined(flag: str, before: Any, given: Any) -> Any:
+def _joined(flag: str, before: Any, values: Any) -> Any:
     """Return what a flag leaves of a value that other flags have set: tables are joined at any depth."""
     if not isinstance(before, dict):
-        return given
-    if not isinstance(given, dict):
+        return values
+    if not isinstance(values, dict):
         raise ConfigError(f"{flag} sets as a whole what another flag has set a part of: give only one of them")
-    return before | {key: _joined(flag, before.get(key), value) for key, value in given.items()}
+    return before | {key: _joined(flag, before.get(key), value) for key, value in values.items()}
 
 
 def _parse_value(text: str) -> Any:
@@ -222,32 +222,30 @@ def _innermost(problems: Sequence[Any]) -> list[Any]:
     return [
         problem
         for problem in problems
-        if not any(
-            len(place) > len(problem["loc"]) and place[: len(problem["loc"])] == problem["loc"] for place in places
-        )
+        if not any(len(path) > len(problem["loc"]) and path[: len(problem["loc"])] == problem["loc"] for path in places)
     ]
 
 
-def _origin(problem: Any, given: Mapping[str, Any], variables: Mapping[str, str], recipes: Sequence[Path]) -> str:
+def _origin(problem: Any, values: Mapping[str, Any], variables: Mapping[str, str], recipes: Sequence[Path]) -> str:
     """Return the recipe or the variable that a mistaken key or value comes from, and a colon.
 
     Nothing for one of the command line, which is in sight, and for keys that only contradict each other.
     """
-    place = problem["loc"]
-    if problem["type"] == "value_error" or _holds(given, place):
+    path = problem["loc"]
+    if problem["type"] == "value_error" or _holds(values, path):
         return ""
-    known = {"HORIZONRL_" + "__".join(map(str, place[: n + 1])).upper() for n in range(len(place))}
-    if names := [name for name in variables if name.upper() in known]:
+    keys = {"HORIZONRL_" + "__".join(map(str, path[: n + 1])).upper() for n in range(len(path))}
+    if names := [name for name in variables if name.upper() in keys]:
         return f"{max(names, key=len)}: "
-    found = [recipe for recipe in recipes if _holds(tomllib.loads(recipe.read_text(encoding="utf-8")), place)]
-    return f"{found[-1]}: " if found else ""
+    files = [recipe for recipe in recipes if _holds(tomllib.loads(recipe.read_text(encoding="utf-8")), path)]
+    return f"{files[-1]}: " if files else ""
 
 
-def _holds(given: Any, place: Sequence[str | int]) -> bool:
+def _holds(values: Any, path: Sequence[str | int]) -> bool:
     """Return whether nested tables and lists have something at a place."""
-    for part in place:
+    for part in path:
         try:
-            given = given[part]
+            values = values[part]
         except (KeyError, IndexError, TypeError):
             return False
     return True
@@ -274,36 +272,36 @@ def _without_kind(problem: Any, config: type[BaseModel]) -> Any:
 
 
 def _explain(problem: Any, model: type[BaseModel]) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
+    path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(problem, model)
-        return f"{place}: no such key{_meant(problem, known, model)} Known keys: {', '.join(known)}"
+        keys = _known_keys(problem, model)
+        return f"{path}: no such key{_meant(problem, keys, model)} Known keys: {', '.join(keys)}"
     if problem["type"] == "union_tag_invalid":
         kinds = [kind.strip("'") for kind in problem["ctx"]["expected_tags"].split(", ")]
         return (
-            f"{place}.kind is {problem['ctx']['tag']!r}: choose {', '.join(kinds)}"
+            f"{path}.kind is {problem['ctx']['tag']!r}: choose {', '.join(kinds)}"
             f"{did_you_mean(problem['ctx']['tag'], kinds)}"
         )
     message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     # A wrong value in this section may be a password, which must not reach a log.
     secret = problem["loc"][:1] == ("broker",)
-    given = "" if problem["type"] == "value_error" or not place or secret else f" (got {problem['input']!r})"
-    return f"{place + ': ' if place else ''}{message}{given}"
+    values = "" if problem["type"] == "value_error" or not path or secret else f" (got {problem['input']!r})"
+    return f"{path + ': ' if path else ''}{message}{values}"
 
 
-def _meant(problem: Any, known: Sequence[str], model: type[BaseModel]) -> str:
+def _meant(problem: Any, keys: Sequence[str], model: type[BaseModel]) -> str:
     """Return the suggestion for an unknown section or key. A key may belong to another kind, or to another section."""
-    given = ".".join(map(str, problem["loc"]))
-    if given == "env":
+    values = ".".join(map(str, problem["loc"]))
+    if values == "env":
         return ': environments are a list, for example --envs \'[{"id": "maze"}]\'.'
     if len(problem["loc"]) == 1:
-        return did_you_mean(given, known)
-    section, _, key = given.rpartition(".")
+        return did_you_mean(values, keys)
+    section, _, key = values.rpartition(".")
     if kinds := _kinds_with(section, key, model):
         return f" of {section}.kind {problem['kind']}: it belongs to {', '.join(kinds)}."
-    beside = [f"{section}.{other}" for other in known]
+    beside = [f"{section}.{other}" for other in keys]
     others = [f"{name}.{other}" for name, field in model.model_fields.items() for other in _keys(field.annotation)]
-    return did_you_mean(given, [*beside, *others])
+    return did_you_mean(values, [*beside, *others])
 
 
 def _kinds_with(section: str, key: str, model: type[BaseModel]) -> list[str]:

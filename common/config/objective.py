@@ -455,7 +455,7 @@ class Objective(Section):
             "reward.normalisation": reward.normalisation is not None and not advantage.group_relative,
             "reference.kl with place reward": self.penalised,
         }
-        causes = [key for key, given in may_be_negative.items() if given]
+        causes = [key for key, is_set in may_be_negative.items() if is_set]
         if advantage.kind in positive and causes:
             raise ValueError(
                 f"advantage.kind {advantage.kind} {positive[advantage.kind]}, and {' and '.join(causes)} may make a "

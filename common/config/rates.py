@@ -21,8 +21,8 @@ def decay(schedule: RateSchedule, step: int, steps: int, warmup_steps: int, end_
     if schedule == "constant" or step < warmup_steps:
         return 1.0
     passed = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
-    left = 1.0 - passed if schedule == "linear" else (1.0 + math.cos(math.pi * passed)) / 2.0
-    return end_share + (1.0 - end_share) * left
+    remaining = 1.0 - passed if schedule == "linear" else (1.0 + math.cos(math.pi * passed)) / 2.0
+    return end_share + (1.0 - end_share) * remaining
 
 
 def refuse_senseless(phase: str, schedule: RateSchedule, steps: int, warmup_steps: int, end_share: float) -> None:

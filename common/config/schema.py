@@ -92,8 +92,8 @@ class BrokerSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_moved_key(cls, given: Any) -> Any:
-        return refuse_moved_keys(given) if isinstance(given, dict) else given
+    def _has_no_moved_key(cls, value: Any) -> Any:
+        return refuse_moved_keys(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:

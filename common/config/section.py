@@ -35,21 +35,21 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _none(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: None if value == "none" else value for key, value in given.items()}
+    def _none(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        return {key: None if value == "none" else value for key, value in raw.items()}
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_number(cls, given: Any, info: ValidationInfo) -> Any:
+    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `steps = true`, which pydantic would take for 1."""
-        if isinstance(given, bool) and info.field_name is not None:
+        if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if bool not in (annotation, *get_args(annotation)):
                 # No ValueError: of those nobody can tell whether one key is wrong or two contradict each other.
                 raise PydanticCustomError("switch", "this key is not a switch: give its value")
-        return given
+        return value
 
 
 OWN_KIND = "MODULE:FUNCTION"
@@ -76,15 +76,15 @@ class ByKind:
         choices = {kind: handler.generate_schema(section) for kind, section in by_kind(source).items()}
         return core_schema.tagged_union_schema(choices, discriminator=self._kind)
 
-    def _kind(self, given: Any) -> str:
-        kind = given.get("kind", self.default) if isinstance(given, dict) else getattr(given, "kind", self.default)
+    def _kind(self, value: Any) -> str:
+        kind = value.get("kind", self.default) if isinstance(value, dict) else getattr(value, "kind", self.default)
         return as_kind(kind)
 
 
 def sections_of(annotation: Any) -> list[type[Section]]:
     """Return the classes of a section: several if it has kinds. A list of sections has one; a value has none."""
     candidates = (annotation, *get_args(annotation))
-    return [each for each in candidates if isinstance(each, type) and issubclass(each, Section)]
+    return [section for section in candidates if isinstance(section, type) and issubclass(section, Section)]
 
 
 def kinds_of(section: type[Section]) -> list[str]:

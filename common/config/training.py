@@ -226,9 +226,9 @@ class LearnerSection(Section):
 
     @field_validator("deepspeed")
     @classmethod
-    def _is_exact(cls, given: dict[str, Any]) -> dict[str, Any]:
-        refuse_unsafe(given)
-        return given
+    def _is_exact(cls, value: dict[str, Any]) -> dict[str, Any]:
+        refuse_unsafe(value)
+        return value
 
     @property
     def rendezvous_address(self) -> tuple[str, int]:

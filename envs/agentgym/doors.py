@@ -43,20 +43,20 @@ class Door:
 
 def make_door(env_id: str, options: Mapping[str, Any]) -> Door | None:
     """Return the door of an environment that has a counterpart in AgentGym, or whose id is that of one."""
-    own: dict[str, Any]
+    fixed: dict[str, Any]
     if env_id not in COUNTERPARTS:
         dialect = DIALECTS.get(env_id)
         knows_formats = "format" in inspect.signature(registry.load(env_id)).parameters
-        own = {"format": "plain"} if knows_formats else {}
-        return Door(dialect, {**options, **own}) if dialect else None
-    own = {"style": "agentgym", "format": "react" if env_id in TOOLS else "plain"}
+        fixed = {"format": "plain"} if knows_formats else {}
+        return Door(dialect, {**options, **fixed}) if dialect else None
+    fixed = {"style": "agentgym", "format": "react" if env_id in TOOLS else "plain"}
     # AgentGym's task numbers are starts in the one maze of LMRL-Gym.
     if env_id == "maze":
-        own["mazes"] = options.get("mazes", "lmrl")
+        fixed["mazes"] = options.get("mazes", "lmrl")
     # AgentGym's SearchQA lets an agent answer until it is right.
     if env_id == "deepsearch":
-        own["single_answer"] = options.get("single_answer", False)
-    return Door(DIALECTS[COUNTERPARTS[env_id]], {**options, **own})
+        fixed["single_answer"] = options.get("single_answer", False)
+    return Door(DIALECTS[COUNTERPARTS[env_id]], {**options, **fixed})
 
 
 def task_named(env_id: str, tasks: Sequence[TaskSpec]) -> Callable[[int], str | None]:

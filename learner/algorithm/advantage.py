@@ -188,8 +188,8 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
     for indices in by_episode(traces):
         first = traces[indices[0]]
         if not first.demo:
-            own = [scores[index] for index in indices] if scores else None
-            groups[first.group].append(_played(indices, [traces[index] for index in indices], own, objective))
+            picked = [scores[index] for index in indices] if scores else None
+            groups[first.group].append(_played(indices, [traces[index] for index in indices], picked, objective))
     made: dict[int, Estimate] = {}
     for episodes in groups.values():
         for episode, estimate in zip(episodes, _estimated(episodes, objective.advantage), strict=True):
@@ -205,7 +205,7 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
 def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> bool:
     """Return whether a group with these rewards, per episode and turn, has an advantage other than zero."""
     credits = [_credits(np.asarray(rewards), settings) for rewards in returns]
-    values = [value for own in credits for value in own]
+    values = [value for picked in credits for value in picked]
     if settings.kind == "return":
         return max(map(abs, values), default=0.0) > STD_FLOOR
     if settings.kind == "maxrl" and sum(values) <= STD_FLOOR * len(values):
@@ -215,7 +215,7 @@ def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -
         return True
     # With credit by turn, a discount or a cost spreads the turns of each episode; equal episodes still teach nothing.
     first, *others = credits
-    equal = all(len(own) == len(first) and np.allclose(own, first, rtol=0, atol=STD_FLOOR) for own in others)
+    equal = all(len(picked) == len(first) and np.allclose(picked, first, rtol=0, atol=STD_FLOOR) for picked in others)
     return not equal and max(values) - min(values) > STD_FLOOR
 
 
@@ -238,15 +238,15 @@ def _played(
     # Turns are counted from 0, so a −1 in front makes the first token begin one.
     begins_N = np.diff(places_N[order_N], prepend=-1) != 0
     zeros_N = np.zeros(len(mu_N))
-    own = Scores(zeros_N, zeros_N, zeros_N, zeros_N)
+    picked = Scores(zeros_N, zeros_N, zeros_N, zeros_N)
     if scores is not None:
-        own = Scores(*(joined([getattr(each, field.name) for each in scores]) for field in fields(Scores)))
+        picked = Scores(*(joined([getattr(score, field.name) for score in scores]) for field in fields(Scores)))
     turns_N, untrained_K = np.cumsum(begins_N) - 1, None
     if traces[0].episode is not None:
         turns_N, untrained_K = places_N[order_N].astype(np.int64), traces[0].rewards_K.astype(np.float64)
         untrained_K[turns_N] = 0.0
     # μ and not π: the tokens are samples of μ, so that this estimates KL(μ ‖ π_ref).
-    penalties_N = -objective.reference.kl * (mu_N - own.reference_N) if objective.penalised else zeros_N
+    penalties_N = -objective.reference.kl * (mu_N - picked.reference_N) if objective.penalised else zeros_N
     return ScoredEpisode(
         indices=tuple(indices),
         order_N=order_N,
@@ -256,7 +256,7 @@ def _played(
         first_J=np.flatnonzero(begins_N),
         untrained_K=untrained_K,
         mu_N=mu_N,
-        scores=own,
+        scores=picked,
         states_K=traces[0].states or ("",) * (int(begins_N.sum()) if untrained_K is None else len(untrained_K)),
     )
 
@@ -403,7 +403,7 @@ def _whitened(made: Mapping[int, Estimate], trained: Sequence[int]) -> dict[int,
     tokens = np.concatenate([made[index].advantages_N for index in trained])
     mean, std = tokens.mean(), tokens.std() + STD_FLOOR
     # The targets keep the scale of the rewards: the critic predicts returns, whatever else is in the batch.
-    return {index: Estimate((own.advantages_N - mean) / std, own.targets_N) for index, own in made.items()}
+    return {index: Estimate((picked.advantages_N - mean) / std, picked.targets_N) for index, picked in made.items()}
 
 
 def _untargeted(advantages_N: Floats) -> Estimate:

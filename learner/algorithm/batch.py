@@ -133,8 +133,8 @@ def by_episode(traces: Sequence[Trace]) -> list[list[int]]:
     """Return the indices of the traces of each episode, the episodes in the order of their first trace."""
     episodes: dict[Hashable, list[int]] = {}
     for index, trace in enumerate(traces):
-        own = index if trace.episode is None else (trace.group, trace.episode)
-        episodes.setdefault(own, []).append(index)
+        identity = index if trace.episode is None else (trace.group, trace.episode)
+        episodes.setdefault(identity, []).append(index)
     return list(episodes.values())
 
 
@@ -150,18 +150,18 @@ def _trace(
         for column, nothing in ((turns, -1), (versions, -1), (logprobs, 0.0), (rewards, 0.0)):
             column += [nothing] * len(tokens)
 
-    for place, turn in placed:
+    for index, turn in placed:
         if turn.trained:
             ids += turn.output_ids
-            turns += [place] * len(turn.output_ids)
+            turns += [index] * len(turn.output_ids)
             logprobs += turn.logprobs
             for span in turn.spans:
                 versions += [span.version] * span.tokens
             # On a token with loss. On an observation, which the mask leaves out, every return would be 0.
-            rewards += [0.0] * (len(turn.output_ids) - 1) + [turn_rewards[place]]
+            rewards += [0.0] * (len(turn.output_ids) - 1) + [turn_rewards[index]]
         else:
             read(turn.output_ids)
-        if place != placed[-1][0]:
+        if index != placed[-1][0]:
             read(turn.observation_ids)
     return Trace(
         ids_L=np.asarray(ids, dtype=np.int32),

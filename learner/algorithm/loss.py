@@ -212,7 +212,7 @@ def policy_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective)
 
 def _rules(loss: LossSection) -> tuple[LossRule, ClipRule]:
     if isinstance(loss, OwnLoss):
-        return (lambda logprobs_N, inputs, own, weigh: own_loss(logprobs_N, inputs, own)[0]), never_clipped
+        return (lambda logprobs_N, inputs, chosen, weigh: own_loss(logprobs_N, inputs, chosen)[0]), never_clipped
     return LOSSES[loss.kind]
 
 

@@ -151,9 +151,9 @@ async def _replay(
     rows: list[dict[str, Any]],
 ) -> None:
     from horizonrl.learner.engine.thread import EngineThread
-    from horizonrl.learner.main import collecting_rules, engine_settings
     from horizonrl.learner.ranks.launch import on_ranks
     from horizonrl.learner.records.replay import Replay
+    from horizonrl.learner.settings import collecting_rules, engine_settings
 
     then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}
     model_dir = resolve_model(parts[0].config.model.name)

@@ -103,8 +103,8 @@ class Known:
     def signs(self, guess: str) -> str:
         """Return g, y or b for each letter of a guess that was answered."""
         return "".join(
-            "g" if self._letters[letter][place] else "b" if self._absent(letter) else "y"
-            for place, letter in enumerate(guess)
+            "g" if self._letters[letter][index] else "b" if self._absent(letter) else "y"
+            for index, letter in enumerate(guess)
         )
 
     def _absent(self, letter: str) -> bool:

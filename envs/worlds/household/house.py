@@ -102,19 +102,19 @@ class House:
 
     def _choices_at(self, here: Place) -> list[str]:
         carried, things = self.carried, here.things if here.is_open else []
-        found = [f"examine {name}" for name in (here.name, *things)]
+        choices = [f"examine {name}" for name in (here.name, *things)]
         if here.has_door:
-            found.append(f"{'close' if here.is_open else 'open'} {here.name}")
+            choices.append(f"{'close' if here.is_open else 'open'} {here.name}")
         if carried is None:
-            found += [f"take {thing} from {here.name}" for thing in things if thing != LAMP]
+            choices += [f"take {thing} from {here.name}" for thing in things if thing != LAMP]
         else:
-            found += [f"put {carried} in/on {here.name}"] if here.is_open else []
-            found += [
+            choices += [f"put {carried} in/on {here.name}"] if here.is_open else []
+            choices += [
                 f"{verb} {carried} with {here.name}"
                 for verb, (kind, _) in _MADE.items()
                 if kind == parse_kind(here.name)
             ]
-        return [*found, f"use {LAMP}"] if LAMP in here.things else found
+        return [*choices, f"use {LAMP}"] if LAMP in here.things else choices
 
     def _take(self, thing: str, place: str) -> str:
         here = self._place_here(place)

@@ -167,12 +167,12 @@ class Jvm:
 
     def _start(self) -> None:
         self.kill()
-        place = self._place.enter_context(scratch())
+        folder = self._place.enter_context(scratch())
         port, self._process = launch_gateway(
             classpath=str(Path(scienceworld.__file__).with_name("scienceworld.jar")),
             javaopts=list(JAVA_OPTIONS),
             die_on_exit=True,  # when our end of its standard input is closed, however we end
-            cwd=place,
+            cwd=folder,
             return_proc=True,
         )
         # Objects in the JVM are released by hand. With memory management, py4j would call the JVM whenever Python
@@ -222,8 +222,8 @@ class Simulation:
         Raises MissingDependency without Java.
         """
         require_java()
-        for each in _pool():
-            each.kill_if_stuck()
+        for worker in _pool():
+            worker.kill_if_stuck()
         jvm = min(_pool(), key=lambda jvm: (jvm.simulations >= SIMULATIONS, jvm.calling_s >= SLOW_S, jvm.simulations))
         if jvm.simulations >= SIMULATIONS:
             raise EnvironmentFailure(

@@ -20,8 +20,8 @@ class Forum(Site):
         match path:
             case ["f", name] if posts := self.world.forums.get(name):
                 lines: list[Element] = []
-                for place, entry in reversed([*enumerate(posts, 1)]):
-                    lines += [link(entry.title, f"/f/{name}/{place}"), text(f"by {entry.author}, {entry.votes} votes")]
+                for index, entry in reversed([*enumerate(posts, 1)]):
+                    lines += [link(entry.title, f"/f/{name}/{index}"), text(f"by {entry.author}, {entry.votes} votes")]
                 return name, [link("New Post", f"/f/{name}/new"), *lines]
             case ["f", name, "new"] if name in self.world.forums:
                 return f"New post in {name}", [textbox("Title"), button("Create Post", f"/f/{name}/new")]
@@ -90,8 +90,8 @@ class Code(Site):
                 return f"Contributors of {name}", [text(f"{who}: {n} commits") for who, n in repo.commits.items()]
             case ["issues"]:
                 lines: list[Element] = []
-                for place, entry in reversed([*enumerate(repo.issues, 1)]):
-                    lines += [link(entry.title, f"/{name}/issues/{place}"), text(f"{_state(entry)}, {entry.label}")]
+                for index, entry in reversed([*enumerate(repo.issues, 1)]):
+                    lines += [link(entry.title, f"/{name}/issues/{index}"), text(f"{_state(entry)}, {entry.label}")]
                 return f"Issues of {name}", [link("New Issue", f"/{name}/issues/new"), *lines]
             case ["issues", "new"]:
                 form = [textbox("Title"), combobox("Label", LABELS, LABELS[0])]

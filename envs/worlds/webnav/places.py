@@ -22,8 +22,8 @@ class Map(Site):
             case ["search"]:
                 words = query.get("q", "").lower()
                 return "Search results", _links([place for place in places.values() if words in place.name.lower()])
-            case ["kind", kind] if found := self.world.of_kind(kind):
-                return f"{kind}s", _links(found)
+            case ["kind", kind] if matches := self.world.of_kind(kind):
+                return f"{kind}s", _links(matches)
             case ["saved"]:
                 return "Saved Places", _links([places[slug(name)] for name in self.world.saved])
             case ["place", key] if place := places.get(key):
