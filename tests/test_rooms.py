@@ -76,7 +76,7 @@ def test_configuration_stops_at_the_first_level_of_a_role() -> None:
             imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
             if any(alias.name == "RunConfig" for node in imports for alias in node.names):
                 readers.add(name.removeprefix("horizonrl."))
-    assert readers == {"actors.main", "learner.main", "learner.controller.main", "learner.disk"}
+    assert readers == {"actors.main", "learner.main", "learner.controller.main", "learner.disk", "learner.settings"}
 
 
 def test_no_file_of_ops_imports_from_the_command_lines_main() -> None:

@@ -40,27 +40,27 @@ async def serve_broker(config: RunConfig, cluster: int = 1) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    place, durability = config.run_dir / "nats", config.broker.nats.durability
-    _refuse_other_size(place, cluster)
+    directory, durability = config.run_dir / "nats", config.broker.nats.durability
+    _refuse_other_size(directory, cluster)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}: give a run.root that the broker may write to") from None
     server: EmbeddedServer | EmbeddedCluster
     if cluster > 1:
-        extra = keys.included(member_folder(place, 0)) if keys else ""
-        server = EmbeddedCluster(place, durability, addresses=addresses, extra=extra)
+        extra = keys.included(member_folder(directory, 0)) if keys else ""
+        server = EmbeddedCluster(directory, durability, addresses=addresses, extra=extra)
     else:
-        extra = keys.included(place) if keys else ""
-        server = EmbeddedServer(place, durability, host=addresses[0][0], port=addresses[0][1], extra=extra)
+        extra = keys.included(directory) if keys else ""
+        server = EmbeddedServer(directory, durability, host=addresses[0][0], port=addresses[0][1], extra=extra)
     async with server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
-        own: dict[str, Any] = {}
+        login: dict[str, Any] = {}
         if keys:
-            own = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority}
+            login = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority}
         if cluster > 1 and config.broker.nats.replicas is None:  # a copy on each server is what a cluster is for
-            own["replicas"] = cluster
-        nats = config.broker.nats.model_copy(update=own)
+            login["replicas"] = cluster
+        nats = config.broker.nats.model_copy(update=login)
         # Only a controller may make the streams. With them in place, learner and actors may start before it does.
         transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, "nats": nats}))
         await transport.close()
@@ -74,24 +74,24 @@ async def serve_broker(config: RunConfig, cluster: int = 1) -> None:
 
 def _addresses(config: RunConfig, cluster: int) -> list[tuple[str, int]]:
     """Return host and port of each server: those of `broker.url`, or the ports that follow the only one there."""
-    given = [urlsplit(server) for server in config.broker.servers] or [urlsplit(DEFAULT_URL)]
-    found = [(address.hostname or "127.0.0.1", address.port or 4222) for address in given]
-    if len(found) not in (1, cluster):
+    addresses = [urlsplit(server) for server in config.broker.servers] or [urlsplit(DEFAULT_URL)]
+    endpoints = [(address.hostname or "127.0.0.1", address.port or 4222) for address in addresses]
+    if len(endpoints) not in (1, cluster):
         raise ConfigError(
-            f"broker.url names {len(found)} servers, but `horizonrl broker` is to start {cluster}: give --cluster "
-            f"{len(found)}, or the address of the first server alone"
+            f"broker.url names {len(endpoints)} servers, but `horizonrl broker` is to start {cluster}: give --cluster "
+            f"{len(endpoints)}, or the address of the first server alone"
         )
-    if len(found) == 1:
-        found = [(found[0][0], found[0][1] + number) for number in range(cluster)]
-    return found
+    if len(endpoints) == 1:
+        endpoints = [(endpoints[0][0], endpoints[0][1] + number) for number in range(cluster)]
+    return endpoints
 
 
-def _refuse_other_size(place: Path, cluster: int) -> None:
+def _refuse_other_size(directory: Path, cluster: int) -> None:
     """Raise ConfigError if a broker of another size has its files there: this one would begin without its streams."""
-    earlier = len(list(place.glob("server-*"))) or int((place / "jetstream").exists())
+    earlier = len(list(directory.glob("server-*"))) or int((directory / "jetstream").exists())
     if earlier not in (0, cluster):
         raise ConfigError(
-            f"the broker of this run had {earlier} server{'s' if earlier > 1 else ''}, and its streams are in {place}: "
+            f"the broker of this run had {earlier} server{'s' if earlier > 1 else ''}; its streams are in {directory}: "
             f"start it {f'with --cluster {earlier}' if earlier > 1 else 'without --cluster'}, or give this run another "
             "run.name"
         )

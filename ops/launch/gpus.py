@@ -22,15 +22,15 @@ class Division:
         """Return what to add to the environment of the learner, of the controller, or of actor `number`."""
         if not self.learner:
             return {}
-        own = {"learner": self.learner, "actor": self.actors[number] if role == "actor" else ()}.get(role, ())
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        devices = {"learner": self.learner, "actor": self.actors[number] if role == "actor" else ()}.get(role, ())
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
         if role == "actor" and self.memory_share is not None:
             # An actor cannot see that it shares, so it cannot take the default itself.
             visible["HORIZONRL_ACTOR__GPU_MEMORY_SHARE"] = f"{self.memory_share:g}"
         return visible
 
     def __str__(self) -> str:
-        actors = ", ".join(f"actor-{number} {'+'.join(own)}" for number, own in enumerate(self.actors))
+        actors = ", ".join(f"actor-{number} {'+'.join(visible)}" for number, visible in enumerate(self.actors))
         return f"GPUs: learner {'+'.join(self.learner)}; {actors or 'no actors'}{' (shared)' if self.shared else ''}"
 
 
@@ -39,15 +39,15 @@ def divide(config: RunConfig, gpus: Sequence[str]) -> Division:
 
     Raises ConfigError if they do not suffice even then, or if an engine on a shared GPU would take most of its memory.
     """
-    ranks, count, each = config.learner.ranks, config.actor.count, config.actor.tensor_parallel
+    ranks, count, per_actor = config.learner.ranks, config.actor.count, config.actor.tensor_parallel
     if not gpus:
         return Division((), ((),) * count, shared=False)
-    wanted = count * each
+    wanted = count * per_actor
     learns = config.learner.backend != "hash"
     taken = ranks if learns else 0
     samples = config.actor.engine == "vllm"
-    needed = f"learner.ranks = {ranks} and {count} actors of {each} GPUs need {taken + wanted} GPUs"
-    if taken > len(gpus) or (samples and each > len(gpus)):
+    needed = f"learner.ranks = {ranks} and {count} actors of {per_actor} GPUs need {taken + wanted} GPUs"
+    if taken > len(gpus) or (samples and per_actor > len(gpus)):
         raise ConfigError(f"{needed}, and this machine has {len(gpus)}: lower learner.ranks or actor.tensor_parallel")
     if not samples:
         return Division(tuple(gpus[:taken]), ((),) * count, shared=False)
@@ -63,5 +63,5 @@ def divide(config: RunConfig, gpus: Sequence[str]) -> Division:
             f"actor.gpu_memory_share is {share:g}: set it to {LARGEST_SHARED:g} or less, or "
             "lower learner.ranks or actor.count"
         )
-    actors = tuple(tuple(ring[number * each : (number + 1) * each]) for number in range(count))
+    actors = tuple(tuple(ring[number * per_actor : (number + 1) * per_actor]) for number in range(count))
     return Division(tuple(gpus[:taken]), actors, shared, share)

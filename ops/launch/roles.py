@@ -174,8 +174,8 @@ def _actor(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]
     async def actor() -> None:
         # One for all actors of this host, by the broker too: a run of the same name on another one has other weights.
         # It also removes what killed actors left there: weights in shared memory are memory that nobody frees.
-        with shared_scratch(shadow, parent) as place:
-            await run_actor(config, model_dir, model_identity(model_dir), place, service)
+        with shared_scratch(shadow, parent) as folder:
+            await run_actor(config, model_dir, model_identity(model_dir), folder, service)
 
     return actor
 
