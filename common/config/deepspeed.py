@@ -31,7 +31,7 @@ OURS = {
     "fp16": "the learner always computes in bfloat16 with float32 masters",
     "gradient_accumulation_steps": "learner.micro_batch_tokens decides how a batch is cut",
     "gradient_clipping": "set learner.max_grad_norm",
-    "optimizer": "the optimizer is AdamW: set rl.lr, imitation.lr, learner.betas, epsilon and weight_decay",
+    "optimizer": "the optimizer is AdamW: set rl.lr, imitation.lr, learner.betas and weight_decay",
     "scheduler": "set rl.lr, rl.lr_schedule and rl.warmup_steps",
     "train_batch_size": "rl.groups_per_step decides",
     "train_micro_batch_size_per_gpu": "set learner.micro_batch_tokens",
