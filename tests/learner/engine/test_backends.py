@@ -125,7 +125,8 @@ def test_adding_up_in_float32_makes_the_step_independent_of_the_split(start: Sta
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> None:
     known = ", ".join(BACKENDS)
-    with pytest.raises(ConfigError, match=rf"learner\.backend is 'torsh': choose {known}, or MODULE:FUNCTION .*did you mean torch"):
+    message = rf"learner\.backend is 'torsh': choose {known}, or MODULE:FUNCTION .*did you mean torch"
+    with pytest.raises(ConfigError, match=message):
         make_engine(EngineSettings(tiny_model, backend="torsh"))
 
 
