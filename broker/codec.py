@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import msgpack
 from pydantic import ValidationError
 
-from horizonrl.broker import schema1
 from horizonrl.common.arrays import MAX_TOKENS, CheckedIds, CheckedLogprobs
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
 from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
@@ -30,7 +29,7 @@ the memory."""
 MAX_CONTAINERS = 1 << 20
 """Most arrays and maps of a record: an empty one takes 1 byte on the wire and 70 bytes in memory."""
 
-SCHEMAS = (1, SCHEMA_VERSION, BRANCHED_SCHEMA)
+SCHEMAS = (SCHEMA_VERSION, BRANCHED_SCHEMA)
 
 TYPES: dict[type[Record], str] = {
     Ticket: "ticket",
@@ -78,7 +77,7 @@ def decode(data: bytes, record_type: type[R]) -> R:
 
     Raises RecordTooLarge before anything is read, UnknownSchema for another schema version, else MalformedRecord.
     """
-    name, schemas = TYPES[record_type], SCHEMAS[: 3 if record_type is Group else 2]
+    name, schemas = TYPES[record_type], SCHEMAS[: 2 if record_type is Group else 1]
     if len(data) > MAX_RECORD_BYTES:
         raise RecordTooLarge(f"a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are read")
     envelope = _unpack(data)
@@ -92,23 +91,14 @@ def decode(data: bytes, record_type: type[R]) -> R:
         )
     if envelope.get("type") != name:
         raise MalformedRecord(f"not a {name}: type is {type_name(envelope.get('type'))}")
-    body = envelope.get("body")
-    if envelope["schema"] == 1:
-        # Before validation: its bounds and defaults are then those of today.
-        body = schema1.upgrade(name, body)
     try:
-        record = record_type.model_validate(body)
+        record = record_type.model_validate(envelope.get("body"))
     except ValidationError as error:
         raise MalformedRecord(f"not a valid {name}: {_explain(error)}") from None
     # Another reader of schema 2 ignores branches: what it trains must not depend on who reads.
     if schema_of_record(record) == BRANCHED_SCHEMA != envelope["schema"]:
         raise MalformedRecord(f"a {name} with branches, or an untrained turn, has schema {BRANCHED_SCHEMA}")
     return record
-
-
-def encode_schema1(ticket: Ticket) -> bytes:
-    """Return a ticket's bytes in schema 1: the signatures in a log of that schema were computed from them."""
-    return _pack("ticket", 1, schema1.downgrade("ticket", _fields(ticket)))
 
 
 def schema_of_record(record: Record) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from horizonrl.broker.codec import encode, encode_schema1
+from horizonrl.broker.codec import encode
 from horizonrl.common.errors import ConfigError, ForgedRecord
 from horizonrl.common.types import SIGNATURE_HALF, Ticket
 
@@ -73,18 +73,11 @@ class TicketSigner:
         return ticket_id if genuine else None
 
     def _genuine(self, ticket: Ticket) -> bool:
-        # Schema 1 has other field names in the signed bytes, so the log of an old run has signatures of its own.
-        return hmac.compare_digest(ticket.signature, self._signature(ticket)) or hmac.compare_digest(
-            ticket.signature, self._signature_schema1(ticket)
-        )
+        return hmac.compare_digest(ticket.signature, self._signature(ticket))
 
     def _signature(self, ticket: Ticket) -> str:
         # The signature is a field of what it signs, so it is left empty there.
         unsigned = encode(ticket.model_copy(update={"signature": ""}))
-        return self._half(ticket.ticket_id.encode()) + self._half(unsigned)
-
-    def _signature_schema1(self, ticket: Ticket) -> str:
-        unsigned = encode_schema1(ticket.model_copy(update={"signature": ""}))
         return self._half(ticket.ticket_id.encode()) + self._half(unsigned)
 
     def _half(self, signed: bytes) -> str:

@@ -1,7 +1,7 @@
 """What only NATS has: how a client proves who it is, and how a server of our own keeps its files."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, SecretStr
 
@@ -30,17 +30,3 @@ class NatsSection(Section):
     replicas: Literal[1, 3, 5] | None = None
     """Servers that hold each stream and key; with 3, the run survives the loss of one. None keeps existing streams and
     gives new ones one copy."""
-
-
-def refuse_moved_keys(broker: dict[str, Any]) -> dict[str, Any]:
-    """Return the section `[broker]` without keys that are now in `[broker.nats]`; raise ValueError if one is set.
-
-    The config.toml of a run before 0.1.0 lists every key. A key with its default is passed over there, so that the run
-    stays readable. This function goes with 0.2.0.
-    """
-    moved = NatsSection.model_fields.keys() & broker.keys()
-    for name in sorted(moved):
-        if broker[name] not in (None, "none", NatsSection.model_fields[name].default):
-            variable = ": set HORIZONRL_BROKER__NATS__PASSWORD" if name == "password" else ""
-            raise ValueError(f"broker.{name} is now broker.nats.{name}{variable}")
-    return {name: value for name, value in broker.items() if name not in moved}

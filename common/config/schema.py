@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from horizonrl.common.config.loading import load_sections
-from horizonrl.common.config.nats import NatsSection, refuse_moved_keys
+from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.objective import (
     Advantage,
     Correction,
@@ -89,11 +89,6 @@ class BrokerSection(Section):
     def servers(self) -> list[str]:
         """The servers in `url`: one, or those of a cluster."""
         return [] if self.url is None else [server.strip() for server in self.url.split(",")]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_moved_key(cls, value: Any) -> Any:
-        return refuse_moved_keys(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:

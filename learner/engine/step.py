@@ -236,9 +236,7 @@ class PolicyGradientEngine:
                     f"the adapters in {directory} stand beside other weights ({base}) than those of "
                     f"{self._settings.model_dir} ({self._base}): resume with the model that the run began with"
                 )
-            steps = written["optimizer_steps"]
-            # Checkpoints of earlier releases have one number for all groups.
-            self._backend.load(shards.read, steps if len(steps) > 1 else steps * len(self._backend.steps))
+            self._backend.load(shards.read, written["optimizer_steps"])
             torch.set_rng_state(shards.read(_RNG).cpu())
         # What it has belongs to steps that are rolled back.
         self._reference_version = None

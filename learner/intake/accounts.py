@@ -157,17 +157,9 @@ class TicketAccounts:
         for kind, values in dumped.items():
             accounts._kinds[Kind(kind)] = KindAccounts(
                 trained=values["trained"],
-                evaluated=values.get("evaluated", 0),  # older checkpoints know no evaluations
+                evaluated=values["evaluated"],
                 void=values["void"],
                 dropped=Counter({DropReason(reason): count for reason, count in values["dropped"].items()}),
-                numbers=TicketNumbers(values["ended"] if "ended" in values else _older(values)),
+                numbers=TicketNumbers(values["ended"]),
             )
         return accounts
-
-
-def _older(values: dict[str, Any]) -> Iterable[tuple[int, int]]:
-    """Return the ranges of a checkpoint from before 0.1.0, which has the numbers beyond the lowest unsettled one."""
-    numbers = TicketNumbers([(0, values["floor"] - 1)] if values["floor"] else [])
-    for number in values["above"]:
-        numbers.add(number)
-    return numbers.ranges()

@@ -318,9 +318,7 @@ def check_directory(run_dir: Path, began_here: bool, earlier: Progress | None) -
 def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     """Raise CheckpointMismatch, with the difference, when the checkpoint is of another model or evaluation plan."""
     earlier = checkpoint.state["identity"]
-    # Checkpoints of earlier releases do not say which ids end a reply.
-    compared = identity if "stops" in earlier else {name: said for name, said in identity.items() if name != "stops"}
-    if changed := config_changes(earlier, compared):
+    if changed := config_changes(earlier, identity):
         differences = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
         raise CheckpointMismatch(
             f"{checkpoint.path} was made with another model, tokenizer, template, end of a reply, lora.rank or "

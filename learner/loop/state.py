@@ -64,9 +64,8 @@ class LearnerState:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the commit in a checkpoint's state."""
-        # A checkpoint also holds more than the commit, and one of an older release may lack a field.
-        values = {field.name: state[field.name] for field in fields(Commit) if field.name in state}
-        self.last_commit = Commit(**values)
+        # A checkpoint also holds more than the commit.
+        self.last_commit = Commit(**{field.name: state[field.name] for field in fields(Commit)})
         accounts = TicketAccounts.restore(self.last_commit.accounts)
         waiting = waiting_for(self.schedule, self.last_commit.waiting)
         self.collector = Collector(self.rules, accounts, self.last_commit.cursor, waiting)

@@ -191,23 +191,13 @@ def opened(path: Path) -> Checkpoint:
 def _opened(path: Path) -> Checkpoint | None:
     try:
         sealed = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-        step, sizes, state = int(sealed["step"]), dict(sealed["files"]), _upgraded(dict(sealed["state"]))
+        step, sizes, state = int(sealed["step"]), dict(sealed["files"]), dict(sealed["state"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     # A file whose size differs was damaged later: the checkpoint is as good as none.
     if any(not (path / name).is_file() or (path / name).stat().st_size != size for name, size in sizes.items()):
         return None
     return Checkpoint(step=step, path=path, state=state)
-
-
-def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state under its present names. A state from before 0.1.0 has other names; it can be read until 0.2.0."""
-    if "books" in state:
-        state["accounts"] = state.pop("books")
-    for result in state.get("rounds", ()):
-        if "issued" in result:
-            result["issued_at_version"] = result.pop("issued")
-    return state
 
 
 def _seal(directory: Path, facts: Mapping[str, Any]) -> None:

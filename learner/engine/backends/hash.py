@@ -81,7 +81,7 @@ class HashEngine:
         (directory / HASH_FILE).write_text(f"{self.weights}\n{json.dumps(state)}", encoding="utf-8")
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore the hash; a file from before 0.1.0 holds nothing else, which reads as an empty state."""
+        """Restore the hash and the state that was saved with it."""
         try:
             self.weights, _, state = (directory / HASH_FILE).read_text(encoding="utf-8").partition("\n")
         except OSError as error:
@@ -89,6 +89,6 @@ class HashEngine:
                 f"no checkpoint of learner.backend = hash in {directory} ({error}): resume with the backend that the "
                 "run began with, or give the run another run.name"
             ) from error
-        return dict(json.loads(state or "{}"))
+        return dict(json.loads(state))
 
     def close(self) -> None: ...

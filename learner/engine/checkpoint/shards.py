@@ -164,6 +164,6 @@ def check_same_model(saved: Mapping[str, list[int]], shapes: Mapping[str, list[i
             )
         raise CheckpointMismatch(
             f"the checkpoint {directory} is of another model, lora.rank or learner.backend: {len(differing)} tensors "
-            f"differ, the first of them {name}, of shape {saved.get(name, 'none')} there, {shapes.get(name, 'none')} "
-            "here; resume with those that the run began with"
+            f"differ, the first of them {name}, of shape {saved.get(name, 'none')} there and "
+            f"{shapes.get(name, 'none')} here; resume with those that the run began with"
         )

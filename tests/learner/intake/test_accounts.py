@@ -69,19 +69,3 @@ def test_ticket_numbers_are_a_set_that_is_kept_as_ranges(order: list[int], start
     assert above == {each for each in plain if each >= start}
     assert numbers.ranges(start, limit) == numbers.ranges(start)[:limit]
     assert TicketNumbers(ranges).ranges() == ranges
-
-
-def test_books_of_a_checkpoint_from_before_there_were_ranges_are_read() -> None:
-    dumped = TicketAccounts().dump()
-    dumped["train"] |= {"trained": 6, "floor": 4, "above": [6, 7]}
-    del dumped["train"]["ended"]
-    restored = TicketAccounts.restore(dumped)
-    assert restored.ended_ranges()[Kind.TRAIN] == ((0, 3), (6, 7))
-    assert restored.lowest_unsettled()[Kind.TRAIN] == 4
-
-
-def test_books_of_a_checkpoint_from_before_there_were_evaluations_are_read() -> None:
-    dumped = TicketAccounts().dump()
-    for values in dumped.values():
-        del values["evaluated"]
-    assert TicketAccounts.restore(dumped).outcomes() == TicketAccounts().outcomes()

@@ -1,6 +1,6 @@
-"""A run that was recorded before 0.1.0 replays after the upgrade: its log and its checkpoints are of schema 1.
+"""A run that was recorded once replays to its digests ever after.
 
-`schema1/` holds the log, the ledger and a checkpoint of a run of `world.py`, with signed tickets and evaluations.
+`recorded/` holds the log, the ledger and a checkpoint of a run of `world.py`, with signed tickets and evaluations.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import json
 import shutil
 from pathlib import Path
 
-import msgpack
 import pytest
 
 from horizonrl.broker.groups import GroupLog
@@ -22,16 +21,12 @@ from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import EVAL_TASKS, EVALUATING, HashEngine, InlineExecutor, World
 
-RECORDED = Path(__file__).with_name("schema1")
+RECORDED = Path(__file__).with_name("recorded")
 LOG = json.loads((RECORDED / "log.json").read_text())
 
 
-def test_the_recorded_log_is_of_schema_1() -> None:
-    assert {msgpack.unpackb(base64.b64decode(message["data"]))["schema"] for message in LOG} == {1}
-
-
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_recorded_in_schema_1_replays_to_the_same_digests(tmp_path: Path, resumed: bool) -> None:
+def test_a_recorded_run_replays_to_the_same_digests(tmp_path: Path, resumed: bool) -> None:
     key = tmp_path / "ticket.key"
     key.write_bytes(b"k" * 32)
     world = World(tmp_path, overrides=(*EVALUATING, f"--broker.ticket_key={key}"))
@@ -54,7 +49,7 @@ def test_a_run_recorded_in_schema_1_replays_to_the_same_digests(tmp_path: Path, 
     asyncio.run(scenario())
 
 
-def test_a_checkpoint_of_schema_1_knows_what_was_settled(tmp_path: Path) -> None:
+def test_a_recorded_checkpoint_knows_what_was_settled(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "step-000006", tmp_path / "step-000006")
     checkpoint = CheckpointStore(tmp_path, keep=2).newest()
     assert checkpoint is not None
