@@ -110,7 +110,11 @@ class ActorLoop:
     async def _drain(self, serving: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
         """Wait up to `drain_s` for the tickets that are being served; return those that are not finished."""
         # asyncio.wait rejects an empty set.
-        return (await asyncio.wait(set(serving), timeout=self.settings.drain_s))[1] if serving else set()
+        return (
+            (await asyncio.wait(set(serving), timeout=self.settings.drain_s))[1]
+            if serving
+            else set()
+        )
 
     async def _watch_run(self) -> None:
         """Set `stopping` when the learner reports that the run is finished."""
@@ -122,7 +126,9 @@ class ActorLoop:
         """Log what has been played, so that the log shows an actor at work. Woken every TELL_S."""
         while True:
             await asyncio.sleep(TELL_S)
-            published = sum(self.metrics.value("groups_published_total", kind=kind.value) for kind in Kind)
+            published = sum(
+                self.metrics.value("groups_published_total", kind=kind.value) for kind in Kind
+            )
             log.info("groups_played", groups=int(published), running=self._running, free=self._free)
 
     async def _serve(self, lease: Lease) -> None:
@@ -156,7 +162,9 @@ class ActorLoop:
         ticket = lease.ticket
         # Actors enforce the limit, not the server: a server that stops delivering leaves the ticket to nobody (ADR 10).
         if lease.deliveries > self.settings.max_deliver:
-            await self._void(lease, "max_deliver", f"delivered {lease.deliveries - 1} times without a group")
+            await self._void(
+                lease, "max_deliver", f"delivered {lease.deliveries - 1} times without a group"
+            )
             return
         try:
             async with lease.held():
@@ -174,7 +182,9 @@ class ActorLoop:
                 self._unfit_in_a_row = 0
                 # Not `held()`, which may cancel: a finished group is worth publishing however long the broker is away.
                 async with lease.kept():
-                    await self._publish(group)  # before the acknowledgement: a crash in between can only repeat it
+                    await self._publish(
+                        group
+                    )  # before the acknowledgement: a crash in between can only repeat it
                     await self._acknowledge(lease)
                 return
         # Before BaseException: what may be another actor's by now is not ours to give back.
@@ -183,7 +193,9 @@ class ActorLoop:
         except RecordTooLarge as error:  # another actor's group would be too large as well
             await self._void_unfit(lease, str(error))
             return
-        except BaseException:  # drained, or the engine died: either way another actor must have the ticket
+        except (
+            BaseException
+        ):  # drained, or the engine died: either way another actor must have the ticket
             await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
             raise
         # Only now: one unfit episode does not void a group that has enough others.
@@ -202,7 +214,9 @@ class ActorLoop:
         """End a ticket without a group."""
         # The same order as for a group: stored, then acknowledged (the broker remembers).
         async with lease.kept():
-            await self._log.publish_void(Void(ticket=lease.ticket, reason=reason[:1024], actor=self.provenance.actor))
+            await self._log.publish_void(
+                Void(ticket=lease.ticket, reason=reason[:1024], actor=self.provenance.actor)
+            )
             await self._acknowledge(lease)
         self.metrics.count("tickets_void_total", reason=label)
         log.warning("ticket_voided", ticket=lease.ticket.ticket_id, reason=reason)
@@ -224,7 +238,9 @@ class ActorLoop:
 
     async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:
         self.metrics.count("tickets_given_back_total", reason=reason)
-        with contextlib.suppress(TimeoutError, BrokerError):  # the lease then expires after ack_wait
+        with contextlib.suppress(
+            TimeoutError, BrokerError
+        ):  # the lease then expires after ack_wait
             # The actor may be ending, so a broker that is away does not hold it up.
             async with asyncio.timeout(5.0):
                 await lease.give_back(delay_s)
@@ -261,7 +277,9 @@ class ActorLoop:
         if episode.turns:
             # The ticket's id becomes the exemplar, so that a slow step in a graph leads to its episode.
             turns, ticket_id = len(episode.turns), ticket.ticket_id
-            self.metrics.observe("environment_step_seconds", episode.environment_s / turns, ticket_id, env=env_id)
+            self.metrics.observe(
+                "environment_step_seconds", episode.environment_s / turns, ticket_id, env=env_id
+            )
             self.metrics.observe("generate_seconds", episode.generate_s / turns, ticket_id)
         return episode
 
@@ -270,8 +288,13 @@ class ActorLoop:
         if env_id not in self.rollouts:
             env_ids = ", ".join(self.rollouts)
             # Broken, not raised: the ticket goes back to the queue, and another actor may play this environment.
-            return broken(index, f"this actor plays {env_ids}, not {env_id}: start its actors with the run's recipe")
-        return await play(partial(self.make_environment, env_id), self.rollouts[env_id], ticket, index)
+            return broken(
+                index,
+                f"this actor plays {env_ids}, not {env_id}: start its actors with the run's recipe",
+            )
+        return await play(
+            partial(self.make_environment, env_id), self.rollouts[env_id], ticket, index
+        )
 
     def _count_running(self, change: int) -> None:
         self._running += change
@@ -282,7 +305,11 @@ class ActorLoop:
         # A success: the ticket has ended, and this actor acknowledges it too (the broker remembers).
         if stored.duplicate:
             self.metrics.count("groups_refused_total")
-            log.info("group_refused", ticket=group.ticket.ticket_id, reason="delivered by another actor before")
+            log.info(
+                "group_refused",
+                ticket=group.ticket.ticket_id,
+                reason="delivered by another actor before",
+            )
         else:
             self.metrics.count("groups_published_total", kind=group.ticket.kind.value)
 

@@ -35,10 +35,16 @@ async def run_actor(
         chat.open(config.rollout.system_prompt, "...")
         # Makes every environment once: a wrong option ends the actor here, before it leases a ticket.
         parser = await parser_if_needed(chat, {env.id: env.options for env in config.envs})
-        versions = ", ".join([await registry.versioned_id(env.id, env.options) for env in config.envs])
+        versions = ", ".join(
+            [await registry.versioned_id(env.id, env.options) for env in config.envs]
+        )
         async with (
             gateway_for(
-                [env.id for env in config.envs], policy, chat, service.metrics, config.actor.gateway_host
+                [env.id for env in config.envs],
+                policy,
+                chat,
+                service.metrics,
+                config.actor.gateway_host,
             ) as gateway,
             connected(config.run.name, config.broker, Role.ACTOR) as transport,
         ):
@@ -65,7 +71,9 @@ async def run_actor(
                     for env in config.envs
                 },
                 make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),
-                follower=WeightsFollower(transport, policy, shadow_dir, service.metrics, shared_dir),
+                follower=WeightsFollower(
+                    transport, policy, shadow_dir, service.metrics, shared_dir
+                ),
                 provenance=Provenance(
                     actor=f"{socket.gethostname()}-{os.getpid()}".replace(".", "-"),
                     engine=policy.engine,
@@ -80,10 +88,14 @@ async def run_actor(
             service.refresh = lambda: service.metrics.set("event_loop_lag_seconds", loop.lag.take())
             async with service.open(config.metrics.host, config.metrics.port, transport):
                 # Before the first lease: what is played with another recipe would be trained as this run's.
-                await until_stopped(wait_for_agreement(transport, config.settings), service.stopping)
+                await until_stopped(
+                    wait_for_agreement(transport, config.settings), service.stopping
+                )
                 # Not earlier: an actor that waits for its recipe to match plays nothing.
                 service.ready = True
-                if shared_dir is None:  # the engine samples the first group meanwhile, in its own process
+                if (
+                    shared_dir is None
+                ):  # the engine samples the first group meanwhile, in its own process
                     warm_up_in_thread()
                 await loop.run()
     finally:

@@ -60,7 +60,9 @@ class Policy(Protocol):
         request.
         """
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         """Load a safetensors file of Hugging Face named tensors between two tokens of the running requests.
 
         The file's digest has been verified. An engine that is at the base of `words` may take these alone. Raises

@@ -17,7 +17,9 @@ OF_LEARNER = ("ticket_key", "recipe")
 """What the learner alone must agree on with the controller. Actors have no ticket key."""
 
 
-async def wait_for_agreement(transport: Transport, mine: RunSettings, wait_s: float = AGREEMENT_WAIT_S) -> None:
+async def wait_for_agreement(
+    transport: Transport, mine: RunSettings, wait_s: float = AGREEMENT_WAIT_S
+) -> None:
     """Return once the key `run` holds what this actor's recipe says; wait for a controller that has yet to start.
 
     Raises ConfigError if it still differs after `wait_s`: what this actor played would belong to another run.
@@ -25,7 +27,9 @@ async def wait_for_agreement(transport: Transport, mine: RunSettings, wait_s: fl
     await _watch(transport, mine, wait_s, role="actor", once=True)
 
 
-async def stays_agreed(transport: Transport, mine: RunSettings, wait_s: float = AGREEMENT_WAIT_S) -> None:
+async def stays_agreed(
+    transport: Transport, mine: RunSettings, wait_s: float = AGREEMENT_WAIT_S
+) -> None:
     """Compare this learner's recipe with that of every controller that starts, until cancelled.
 
     Raises ConfigError if they differ for `wait_s`: groups of another recipe's tickets would be trained; with another
@@ -34,7 +38,9 @@ async def stays_agreed(transport: Transport, mine: RunSettings, wait_s: float = 
     await _watch(transport, mine, wait_s, role="learner", once=False)
 
 
-async def _watch(transport: Transport, mine: RunSettings, wait_s: float, role: str, once: bool) -> None:
+async def _watch(
+    transport: Transport, mine: RunSettings, wait_s: float, role: str, once: bool
+) -> None:
     differing = ""
     try:
         # No deadline until a recipe differs: a role may be started long before its controller.
@@ -63,7 +69,8 @@ def differences(mine: RunSettings, published: RunSettings, apart: tuple[str, ...
     """Return what two recipes disagree on, with both values; empty if they agree. Fields in `apart` do not count."""
     changed = config_changes(_by_name(mine, apart), _by_name(published, apart), "absent")
     return "; ".join(
-        f"{name} is {here!s:.300} here and {there!s:.300} in the run" for name, (here, there) in changed.items()
+        f"{name} is {here!s:.300} here and {there!s:.300} in the run"
+        for name, (here, there) in changed.items()
     )
 
 
@@ -72,7 +79,12 @@ def _by_name(settings: RunSettings, apart: tuple[str, ...]) -> dict[str, object]
     flat: dict[str, object] = {
         name: value for name, value in settings if name not in (*apart, *OF_LEARNER, "environments")
     }
-    flat |= {f"{env.env_id}.{name}": value for env in settings.environments for name, value in env if name != "env_id"}
+    flat |= {
+        f"{env.env_id}.{name}": value
+        for env in settings.environments
+        for name, value in env
+        if name != "env_id"
+    }
     if "recipe" not in apart:
         flat |= settings.recipe
     if "ticket_key" not in apart:

@@ -93,7 +93,10 @@ class Extent:
         """Return whether a message of this size, or of the usual size if that is larger, would be refused."""
         # Not the limit itself: a stream is full for its publishers as soon as the next message does not fit.
         usual = self.stored_bytes / max(1, self.messages)
-        return self.limit_bytes is not None and self.stored_bytes + max(usual, message_bytes) > self.limit_bytes
+        return (
+            self.limit_bytes is not None
+            and self.stored_bytes + max(usual, message_bytes) > self.limit_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,15 @@ _ADDED: dict[type[Record], tuple[str, ...]] = {
     Provenance: ("stop_ids",),
 }
 LEFT_OUT: dict[type[Record], dict[str, object]] = {
-    model: {name: model.model_fields[name].default for name in names} for model, names in _ADDED.items()
+    model: {name: model.model_fields[name].default for name in names}
+    for model, names in _ADDED.items()
 }
 """The fields since schema 2 and their defaults, at which they do not travel: a linear group has the bytes of then."""
 
-CHECKED: dict[str, type[CheckedIds] | type[CheckedLogprobs]] = {"i": CheckedIds, "f": CheckedLogprobs}
+CHECKED: dict[str, type[CheckedIds] | type[CheckedLogprobs]] = {
+    "i": CheckedIds,
+    "f": CheckedLogprobs,
+}
 """By the same code, how validation knows an array whose elements are within their bounds."""
 
 R = TypeVar("R", bound=Record)
@@ -66,9 +70,13 @@ def encode(record: Record) -> bytes:
     try:
         data: bytes = _pack(TYPES[type(record)], schema_of_record(record), record)
     except (OverflowError, struct.error) as error:
-        raise MalformedRecord(f"a {TYPES[type(record)]} holds a number that the wire cannot: {error}") from None
+        raise MalformedRecord(
+            f"a {TYPES[type(record)]} holds a number that the wire cannot: {error}"
+        ) from None
     if len(data) > MAX_RECORD_BYTES:
-        raise RecordTooLarge(f"a {TYPES[type(record)]} of {len(data)} bytes; at most {MAX_RECORD_BYTES} may travel")
+        raise RecordTooLarge(
+            f"a {TYPES[type(record)]} of {len(data)} bytes; at most {MAX_RECORD_BYTES} may travel"
+        )
     return data
 
 
@@ -97,7 +105,9 @@ def decode(data: bytes, record_type: type[R]) -> R:
         raise MalformedRecord(f"not a valid {name}: {_explain(error)}") from None
     # Another reader of schema 2 ignores branches: what it trains must not depend on who reads.
     if schema_of_record(record) == BRANCHED_SCHEMA != envelope["schema"]:
-        raise MalformedRecord(f"a {name} with branches, or an untrained turn, has schema {BRANCHED_SCHEMA}")
+        raise MalformedRecord(
+            f"a {name} with branches, or an untrained turn, has schema {BRANCHED_SCHEMA}"
+        )
     return record
 
 
@@ -172,7 +182,9 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
             max_ext_len=16,
         )
     except (ValueError, msgpack.UnpackException) as error:
-        raise MalformedRecord(f"not MessagePack within the limits: {type(error).__name__} {error!s:.200}") from None
+        raise MalformedRecord(
+            f"not MessagePack within the limits: {type(error).__name__} {error!s:.200}"
+        ) from None
     if not (packed["i"] or packed["f"]):
         return unpacked
     import numpy as np  # here: `horizonrl status` reads no groups, and would wait for it
@@ -180,7 +192,11 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
     ids = np.frombuffer(b"".join(packed["i"]), "<i4")
     logprobs = np.frombuffer(b"".join(packed["f"]), "<f4")
     # A NaN is the minimum and the maximum of an array that holds one, and every comparison with it is false.
-    if ids.min(initial=0) >= 0 and logprobs.max(initial=0.0) <= 0.0 and logprobs.min(initial=0.0) > -np.inf:
+    if (
+        ids.min(initial=0) >= 0
+        and logprobs.max(initial=0.0) <= 0.0
+        and logprobs.min(initial=0.0) > -np.inf
+    ):
         return unpacked
     return _unpack(data, check_at_once=False)
 
@@ -198,6 +214,8 @@ def _explain(error: ValidationError) -> str:
     """Name the first three mistakes, without the values, which may be large and may hold anything."""
     mistakes = [
         f"{'.'.join(map(str, mistake['loc'])) or 'body'}: {mistake['msg']}"[:200]
-        for mistake in error.errors(include_url=False, include_context=False, include_input=False)[:3]
+        for mistake in error.errors(include_url=False, include_context=False, include_input=False)[
+            :3
+        ]
     ]
     return "; ".join(mistakes)

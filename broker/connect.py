@@ -55,7 +55,9 @@ async def connected(
 
 def _find(broker: BrokerSection) -> Connect:
     if broker.url is None:
-        raise ConfigError("broker.url is none: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
+        raise ConfigError(
+            "broker.url is none: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS"
+        )
     # The servers of a cluster are one broker: two transports could not share its leases.
     schemes = {urlsplit(server).scheme for server in broker.servers}
     modules = {TRANSPORTS.get(scheme) for scheme in schemes}

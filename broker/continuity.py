@@ -18,7 +18,11 @@ transport carried the message."""
 def entry_digest(message: Message) -> str:
     """Return the xxh3_64 of a message of the group log: its subject, its id and headers sorted by name, its data."""
     # The id takes part: with equal data, another ticket's end is another entry.
-    named = message.headers if message.message_id is None else {**message.headers, ID_LABEL: message.message_id}
+    named = (
+        message.headers
+        if message.message_id is None
+        else {**message.headers, ID_LABEL: message.message_id}
+    )
     headers = "\n".join(f"{name}: {named[name]}" for name in sorted(named))
     return xxhash.xxh3_64_hexdigest(f"{message.subject}\n{headers}\n\n".encode() + message.data)
 
@@ -36,7 +40,9 @@ async def resume_position(transport: Transport, cursor: int, digest: str) -> int
     if cursor + 1 < first or last == 0:
         check_gap(Stream.GROUPS.value, cursor + 1, first, last)
     # With the entry freed or its digest unknown, there is nothing to compare, and the cursor stands.
-    if cursor <= last and (cursor < first or not digest or await _digest_at(transport, cursor) == digest):
+    if cursor <= last and (
+        cursor < first or not digest or await _digest_at(transport, cursor) == digest
+    ):
         return cursor
     return first - 1
 
@@ -57,5 +63,7 @@ async def _digest_at(transport: Transport, sequence: int) -> str:
     finally:
         await reader.close()
     if not messages:
-        raise BrokerUnreachable(f"the group log holds {sequence}, but did not deliver it for {SILENCE_S} s")
+        raise BrokerUnreachable(
+            f"the group log holds {sequence}, but did not deliver it for {SILENCE_S} s"
+        )
     return entry_digest(messages[0]) if messages[0].sequence == sequence else ""

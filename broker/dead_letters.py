@@ -21,7 +21,11 @@ async def store_dead_letter(
     """
     kept = message.data if data is None else data
     room = transport.max_payload_bytes  # joined parts are larger than a message
-    headers = {REASON: _header_text(reason), SUBJECT: message.subject, SEQUENCE: str(message.sequence)}
+    headers = {
+        REASON: _header_text(reason),
+        SUBJECT: message.subject,
+        SEQUENCE: str(message.sequence),
+    }
     # At least once: an empty message is a dead letter too.
     for offset in range(0, max(len(kept), 1), room):
         suffix = f".{offset}" if offset else ""
@@ -33,7 +37,9 @@ async def store_dead_letter(
             headers={**headers, OFFSET: str(offset)},
         )
     transport.counters.dead_letters += 1
-    log.warning("dead_letter_stored", subject=message.subject, sequence=message.sequence, reason=reason)
+    log.warning(
+        "dead_letter_stored", subject=message.subject, sequence=message.sequence, reason=reason
+    )
 
 
 def _header_text(text: str) -> str:

@@ -135,7 +135,10 @@ class GroupLog:
             if len(data) > self._transport.max_payload_bytes:
                 stored, readable = await self._publish_parts(ticket.end_id, message_id, data)
             else:
-                stored, readable = await self._transport.publish(subject, data, message_id=message_id), True
+                stored, readable = (
+                    await self._transport.publish(subject, data, message_id=message_id),
+                    True,
+                )
             failed = stored.sequence
             if stored.duplicate:
                 readable = (cursor := await self._passed_over(ticket, stored)) is None
@@ -144,7 +147,9 @@ class GroupLog:
             if readable:
                 return stored
             if not attempts:
-                log.warning("end_published_again", ticket=ticket.ticket_id, sequence=stored.sequence)
+                log.warning(
+                    "end_published_again", ticket=ticket.ticket_id, sequence=stored.sequence
+                )
             # Named after the end that failed: every actor that sees it uses the same id, so only one ends the ticket.
             message_id = f"{ticket.end_id}{REPEAT}{failed}"
             await asyncio.sleep(min(AGAIN_S * 2**attempts, LONGEST_AGAIN_S))
@@ -165,7 +170,9 @@ class GroupLog:
             return progress.cursor
         return None
 
-    async def _publish_parts(self, end_id: str, message_id: str, data: bytes) -> tuple[Stored, bool]:
+    async def _publish_parts(
+        self, end_id: str, message_id: str, data: bytes
+    ) -> tuple[Stored, bool]:
         """Append the parts, then the message that joins them; return it, and whether the log then held every part.
 
         Nothing protects parts from a purge before they are joined. If an upload takes so long that a purge overtakes
@@ -178,7 +185,9 @@ class GroupLog:
         while True:
             parts = [
                 await self._transport.publish(
-                    PART, data[offset : offset + room], message_id=f"{_upload(end_id, digest)}{index}{repeat}"
+                    PART,
+                    data[offset : offset + room],
+                    message_id=f"{_upload(end_id, digest)}{index}{repeat}",
                 )
                 for index, offset in enumerate(range(0, len(data), room))
             ]
@@ -197,7 +206,9 @@ class GroupLog:
 
     async def read(self, after: int) -> "LogReader":
         """Read the entries that follow sequence `after`."""
-        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._signer, after)
+        return LogReader(
+            self._transport, await self._transport.reader(Stream.GROUPS, after), self._signer, after
+        )
 
     async def end(self) -> int:
         """Return the sequence of the last entry, or 0 if the log has none."""
@@ -211,7 +222,11 @@ class GroupLog:
             async for message in joined:
                 first = _first_part(message)
                 # Only a genuine join holds a purge back: with a forged one, any publisher could keep the whole log.
-                if self._signer.ended_by(_first_id(message)) and first < floor and await self._holds(first):
+                if (
+                    self._signer.ended_by(_first_id(message))
+                    and first < floor
+                    and await self._holds(first)
+                ):
                     floor = first
         await self._transport.purge(Stream.GROUPS, below=floor)
 
@@ -219,7 +234,9 @@ class GroupLog:
 class LogReader:
     """The entries of the log in order. The `sequence` of the last one that you settled is your cursor."""
 
-    def __init__(self, transport: Transport, reader: Reader, signer: TicketSigner, after: int) -> None:
+    def __init__(
+        self, transport: Transport, reader: Reader, signer: TicketSigner, after: int
+    ) -> None:
         self._transport = transport
         self._reader = reader
         self._signer = signer
@@ -249,9 +266,13 @@ class LogReader:
         deadline = loop.time() + timeout_s
         while True:
             if not self._ahead:
-                self._ahead.extend(await self._reader.fetch(BATCH_MESSAGES, max(0.0, deadline - loop.time())))
+                self._ahead.extend(
+                    await self._reader.fetch(BATCH_MESSAGES, max(0.0, deadline - loop.time()))
+                )
                 await self._check_continuity()
-                self.largest_bytes = max([self.largest_bytes, *(len(message.data) for message in self._ahead)])
+                self.largest_bytes = max(
+                    [self.largest_bytes, *(len(message.data) for message in self._ahead)]
+                )
             if not self._ahead:
                 return None
             # It leaves the queue only after the awaits below: a call that is cancelled there loses nothing.
@@ -297,8 +318,14 @@ class LogReader:
             # Stored before the entry is returned: once the cursor has passed it, a purge may take the original.
             await store_dead_letter(self._transport, Stream.GROUPS, message, str(error), data)
             # A join whose parts were purged ends nothing, because its sender publishes the group again.
-            ended = None if isinstance(error, PartsPurged) else self._signer.ended_by(_first_id(message))
-            return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]), digest)
+            ended = (
+                None
+                if isinstance(error, PartsPurged)
+                else self._signer.ended_by(_first_id(message))
+            )
+            return Entry(
+                message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]), digest
+            )
         return Entry(message.sequence, record, digest)
 
     async def _join(self, message: Message) -> bytes:
@@ -317,24 +344,34 @@ class LogReader:
             raise MalformedRecord(f"joins {count} parts from sequence {first}: no such parts")
         upload = _upload(end_id, message.headers.get(DIGEST, ""))
         try:
-            parts = await self._fetch_parts(first, message.sequence, {f"{upload}{i}": i for i in range(count)})
+            parts = await self._fetch_parts(
+                first, message.sequence, {f"{upload}{i}": i for i in range(count)}
+            )
         except LogGap:
             parts = {}
         # After the fetch: what is missing and lies below the start of the log by now has been purged.
         extent = await self._transport.extent(Stream.GROUPS)
         if len(parts) < count and first < extent.first_sequence:
-            raise PartsPurged(f"joins parts from sequence {first}, and the log begins at {extent.first_sequence}")
+            raise PartsPurged(
+                f"joins parts from sequence {first}, and the log begins at {extent.first_sequence}"
+            )
         data = b"".join(parts[index] for index in sorted(parts))
         if len(parts) < count or xxhash.xxh3_128_hexdigest(data) != message.headers.get(DIGEST):
-            raise MalformedRecord(f"{len(parts)} of {count} parts found, or not with the digest announced")
+            raise MalformedRecord(
+                f"{len(parts)} of {count} parts found, or not with the digest announced"
+            )
         return data
 
-    async def _fetch_parts(self, first: int, before: int, wanted: dict[str, int]) -> dict[int, bytes]:
+    async def _fetch_parts(
+        self, first: int, before: int, wanted: dict[str, int]
+    ) -> dict[int, bytes]:
         """Return the wanted parts between two sequences, by index. `wanted` gives the index for each message id."""
         parts: dict[int, bytes] = {}
         room = MAX_RECORD_BYTES
         # One at a time: a part is as large as a message may be, and the parts found so far are in memory too.
-        async with aclosing(scan(self._transport, Stream.GROUPS, first - 1, PART, batch=1)) as stored:
+        async with aclosing(
+            scan(self._transport, Stream.GROUPS, first - 1, PART, batch=1)
+        ) as stored:
             async for message in stored:
                 if message.sequence >= before:
                     break

@@ -34,7 +34,9 @@ SERVERS: dict[str, "MemoryServer"] = {}
 """The brokers of this process, by the host of their url."""
 
 
-async def connect(run: str, broker: BrokerSection, role: Role, existing: bool = False) -> "MemoryTransport":
+async def connect(
+    run: str, broker: BrokerSection, role: Role, existing: bool = False
+) -> "MemoryTransport":
     """Open a run on the broker that `broker.url` names; it exists from its first use until the process ends.
 
     As on a real broker, the settings in force are those of the controller that connected last.
@@ -61,9 +63,13 @@ class MemoryStream:
     def first_sequence(self) -> int:
         return next(iter(self.messages), self.last_sequence + 1)
 
-    def append(self, subject: str, data: bytes, message_id: str | None, headers: dict[str, str]) -> int:
+    def append(
+        self, subject: str, data: bytes, message_id: str | None, headers: dict[str, str]
+    ) -> int:
         self.last_sequence += 1
-        self.messages[self.last_sequence] = Message(subject, data, self.last_sequence, message_id, headers)
+        self.messages[self.last_sequence] = Message(
+            subject, data, self.last_sequence, message_id, headers
+        )
         self.stored_bytes += len(data)
         if message_id is not None:
             # Never forgotten, where NATS forgets after an hour (DUPLICATE_WINDOW_S).
@@ -98,7 +104,11 @@ class MemoryRun:
 
 class MemoryServer:
     def __init__(
-        self, *, ack_wait_s: float = 30.0, max_log_bytes: int = 4 << 30, max_payload_bytes: int = 8 << 20
+        self,
+        *,
+        ack_wait_s: float = 30.0,
+        max_log_bytes: int = 4 << 30,
+        max_payload_bytes: int = 8 << 20,
     ) -> None:
         self.ack_wait_s = ack_wait_s
         self.max_log_bytes = max_log_bytes
@@ -131,7 +141,9 @@ class MemoryDelivery:
         self._lease().expires = _now() + self.server.ack_wait_s
 
     async def acknowledge(self) -> None:
-        self.leases.pop(self.message.sequence, None)  # a late acknowledgement counts, as it does on the server
+        self.leases.pop(
+            self.message.sequence, None
+        )  # a late acknowledgement counts, as it does on the server
         await self.server.notify()
 
     async def give_back(self, delay_s: float = 0.0) -> None:
@@ -143,12 +155,16 @@ class MemoryDelivery:
         lease = self.leases.get(self.message.sequence)
         # The count tells this hold from a later one of the same ticket.
         if lease is None or lease.deliveries != self.deliveries:
-            raise LeaseLost(f"the ticket at {self.message.sequence} has been given to another actor")
+            raise LeaseLost(
+                f"the ticket at {self.message.sequence} has been given to another actor"
+            )
         return lease
 
 
 class MemoryReader:
-    def __init__(self, server: MemoryServer, stream: MemoryStream, name: str, after: int, pattern: str | None) -> None:
+    def __init__(
+        self, server: MemoryServer, stream: MemoryStream, name: str, after: int, pattern: str | None
+    ) -> None:
         self._server = server
         self._stream = stream
         self._name = name
@@ -168,7 +184,9 @@ class MemoryReader:
 
     def _matching(self, limit: int) -> list[Message]:
         messages: list[Message] = []
-        for sequence in range(max(self._next, self._stream.first_sequence), self._stream.last_sequence + 1):
+        for sequence in range(
+            max(self._next, self._stream.first_sequence), self._stream.last_sequence + 1
+        ):
             message = self._stream.messages.get(sequence)
             if message is not None and _matches(message.subject, self._pattern):
                 messages.append(message)
@@ -203,10 +221,17 @@ class MemoryTransport:
         return math.inf
 
     async def publish(
-        self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Stored:
         if len(data) > self.max_payload_bytes:
-            raise RecordTooLarge(f"{len(data)} bytes for {subject}: a message holds at most {self.max_payload_bytes}")
+            raise RecordTooLarge(
+                f"{len(data)} bytes for {subject}: a message holds at most {self.max_payload_bytes}"
+            )
         stream = self._run.streams[parse_stream(subject)]
         await self._wait_for_room(stream, len(data))
         if message_id is not None and message_id in stream.ids:
@@ -243,7 +268,10 @@ class MemoryTransport:
             if (remaining := deadline - _now()) <= 0:
                 return None
             # A lease that lapses notifies nobody, so the wait ends when the next one does.
-            next_expiry = min((lease.expires for lease in self._run.leases.values()), default=deadline) - _now()
+            next_expiry = (
+                min((lease.expires for lease in self._run.leases.values()), default=deadline)
+                - _now()
+            )
             await self.server.wait_for_change(max(0.0, min(remaining, next_expiry)))
         self.counters.redelivered += delivery.deliveries > 1
         return delivery
@@ -272,10 +300,16 @@ class MemoryTransport:
     async def extent(self, stream: Stream) -> Extent:
         held = self._run.streams[stream]
         limit = self.server.max_log_bytes if stream is Stream.GROUPS else None
-        return Extent(held.first_sequence, held.last_sequence, len(held.messages), held.stored_bytes, limit)
+        return Extent(
+            held.first_sequence, held.last_sequence, len(held.messages), held.stored_bytes, limit
+        )
 
     async def queue(self) -> QueueState:
-        fresh = [sequence for sequence in self._run.streams[Stream.TICKETS].messages if sequence > self._run.delivered]
+        fresh = [
+            sequence
+            for sequence in self._run.streams[Stream.TICKETS].messages
+            if sequence > self._run.delivered
+        ]
         # As a consumer's acknowledgement floor: everything below the oldest open lease is done.
         floor = min(self._run.leases, default=self._run.delivered + 1) - 1
         return QueueState(len(fresh), len(self._run.leases), floor, self._run.idle)
@@ -291,7 +325,9 @@ class MemoryTransport:
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
         if after is not None and self._run.state.get(key, (0, b""))[0] != after:
-            raise StateConflict(f"the key {key.value} has been set by another program since revision {after}")
+            raise StateConflict(
+                f"the key {key.value} has been set by another program since revision {after}"
+            )
         self._run.revision += 1
         self._run.set_at[key] = time.time()
         self._run.state[key] = (self._run.revision, bytes(data))

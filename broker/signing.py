@@ -38,7 +38,9 @@ class TicketSigner:
             raise ConfigError(f"broker.ticket_key is {path}: there is no such file")
         key = path.read_bytes().strip()
         if len(key) < LEAST_KEY:
-            raise ConfigError(f"broker.ticket_key is {path}: {len(key)} bytes, a key has at least {LEAST_KEY}")
+            raise ConfigError(
+                f"broker.ticket_key is {path}: {len(key)} bytes, a key has at least {LEAST_KEY}"
+            )
         return cls(run, key)
 
     @property
@@ -50,17 +52,23 @@ class TicketSigner:
     def fingerprint(self) -> str:
         """What tells two keys of a run apart and gives neither away; empty without a key."""
         return (
-            hmac.digest(self.key, self.run.encode() + b"\nfingerprint", hashlib.sha256).hex()[:32] if self.key else ""
+            hmac.digest(self.key, self.run.encode() + b"\nfingerprint", hashlib.sha256).hex()[:32]
+            if self.key
+            else ""
         )
 
     def sign(self, ticket: Ticket) -> Ticket:
         """Return the ticket with its signature."""
-        return ticket.model_copy(update={"signature": self._signature(ticket)}) if self.key else ticket
+        return (
+            ticket.model_copy(update={"signature": self._signature(ticket)}) if self.key else ticket
+        )
 
     def verify(self, ticket: Ticket) -> None:
         """Raise ForgedRecord unless the ticket was signed with this key and has not been altered since."""
         if self.key and not self._genuine(ticket):
-            raise ForgedRecord(f"{ticket.ticket_id} was not issued by this run's controller, or was altered")
+            raise ForgedRecord(
+                f"{ticket.ticket_id} was not issued by this run's controller, or was altered"
+            )
 
     def ended_by(self, message_id: str) -> str | None:
         """Return the id of the ticket that a message under this id may end, or None if it may end none."""
@@ -69,7 +77,11 @@ class TicketSigner:
         if not TICKET_ID.fullmatch(ticket_id):
             return None
         # In constant time, so that nobody can find the half digit by digit. Without a key, an end id has no half.
-        genuine = hmac.compare_digest(half.encode(), self._half(ticket_id.encode()).encode()) if self.key else not dot
+        genuine = (
+            hmac.compare_digest(half.encode(), self._half(ticket_id.encode()).encode())
+            if self.key
+            else not dot
+        )
         return ticket_id if genuine else None
 
     def _genuine(self, ticket: Ticket) -> bool:
@@ -82,4 +94,6 @@ class TicketSigner:
 
     def _half(self, signed: bytes) -> str:
         """Return the tag of some bytes. It covers the run's name, so that runs may share a key."""
-        return hmac.digest(self.key or b"", self.run.encode() + b"\n" + signed, hashlib.sha256).hex()[:SIGNATURE_HALF]
+        return hmac.digest(
+            self.key or b"", self.run.encode() + b"\n" + signed, hashlib.sha256
+        ).hex()[:SIGNATURE_HALF]

@@ -97,7 +97,11 @@ class StandingTickets:
                 with suppress(RecordError, LogGap):  # a ticket that was purged is drawn again
                     for message in await reader.fetch(1, self._transport.ack_wait_s):
                         ticket = decode(message.data, Ticket)
-                        return (sequence, ticket) if (ticket.kind, ticket.number) == (kind, number) else None
+                        return (
+                            (sequence, ticket)
+                            if (ticket.kind, ticket.number) == (kind, number)
+                            else None
+                        )
             finally:
                 await reader.close()
         return None

@@ -32,7 +32,9 @@ class StateStore:
         Raises TypeError for a record that belongs to another key.
         """
         if not isinstance(record, RECORDS[key]):
-            raise TypeError(f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}")
+            raise TypeError(
+                f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}"
+            )
         return await self._transport.put(key, encode(record), after)
 
     async def get(self, key: Key) -> StateRecord | None:

@@ -91,7 +91,9 @@ class Lease:
         loop = asyncio.get_running_loop()
 
         def move(when: float) -> None:
-            if deadline is not None and not deadline.expired():  # one that has just expired cannot be moved
+            if (
+                deadline is not None and not deadline.expired()
+            ):  # one that has just expired cannot be moved
                 deadline.reschedule(when)
 
         while True:
@@ -133,7 +135,9 @@ class TicketQueue:
         """Publish a ticket; `duplicate` means that it had been issued before."""
         # Under the ticket's own id: if a controller that restarts repeats this, the server keeps one copy.
         data = encode(self._signer.sign(ticket))
-        return await self._transport.publish(ticket_subject(ticket.kind), data, message_id=ticket.ticket_id)
+        return await self._transport.publish(
+            ticket_subject(ticket.kind), data, message_id=ticket.ticket_id
+        )
 
     async def issue_all(self, tickets: Sequence[Ticket]) -> list[Stored]:
         """Publish tickets of one kind in the order of their numbers; return once each of them is stored.
@@ -144,7 +148,10 @@ class TicketQueue:
         stored: list[Stored] = []
         for first in range(0, len(tickets), ISSUED_AT_ONCE):
             async with asyncio.TaskGroup() as group:
-                issuing = [group.create_task(self.issue(ticket)) for ticket in tickets[first : first + ISSUED_AT_ONCE]]
+                issuing = [
+                    group.create_task(self.issue(ticket))
+                    for ticket in tickets[first : first + ISSUED_AT_ONCE]
+                ]
             stored += [task.result() for task in issuing]
         if tickets:
             kind, number = tickets[-1].kind, tickets[-1].number
@@ -176,7 +183,9 @@ class TicketQueue:
             latest = await self._latest(kind)
             highest = max(latest, default=-1)
             lowest = max(0, highest - ISSUED_AT_ONCE)
-            self._missing[kind] = [number for number in range(lowest, highest) if number not in latest]
+            self._missing[kind] = [
+                number for number in range(lowest, highest) if number not in latest
+            ]
             self._issued[kind] = highest + 1
         if (ticket := await self.last_issued(kind)) is not None:
             self._issued[kind] = max(self._issued[kind], ticket.number + 1)
@@ -199,7 +208,10 @@ class TicketQueue:
         last = await self._transport.last(Stream.TICKETS, ticket_subject(kind))
         if last is None:
             return set()
-        return {ticket.number for _, ticket in await self._scan(ticket_subject(kind), max(0, last.sequence - LATEST))}
+        return {
+            ticket.number
+            for _, ticket in await self._scan(ticket_subject(kind), max(0, last.sequence - LATEST))
+        }
 
     async def last_issued(self, kind: Kind) -> Ticket | None:
         """Return the newest ticket of a kind; None if there is none, or if the last message is no ticket."""
@@ -212,7 +224,11 @@ class TicketQueue:
     async def was_issued(self, kind: Kind, number: int) -> bool:
         """Return whether a ticket was issued; ask the broker only for a number above those known to be issued."""
         # A signature that was verified proves it already (`LogReader` has done so).
-        return self._signer.signs or number < self._issued.get(kind, 0) or number < await self.count_issued(kind)
+        return (
+            self._signer.signs
+            or number < self._issued.get(kind, 0)
+            or number < await self.count_issued(kind)
+        )
 
     async def lease(self, timeout_s: float) -> Lease | None:
         """Return the next ticket under a lease, or None if `timeout_s` passes without one.
@@ -226,7 +242,9 @@ class TicketQueue:
                 ticket = decode(delivery.message.data, Ticket)
             except RecordError as error:
                 # Stored before it is acknowledged: a crash in between repeats this, and DEAD keeps each message once.
-                await store_dead_letter(self._transport, Stream.TICKETS, delivery.message, str(error))
+                await store_dead_letter(
+                    self._transport, Stream.TICKETS, delivery.message, str(error)
+                )
                 await _try_acknowledge(delivery)
                 continue
             return Lease(ticket, delivery.deliveries, delivery, self._transport.ack_wait_s)
@@ -246,7 +264,9 @@ class TicketQueue:
         # From what is left: a reader that begins at 0 would report the purged tickets as a gap.
         after = max(after, (await self._transport.extent(Stream.TICKETS)).first_sequence - 1)
         tickets: list[tuple[Message, Ticket]] = []
-        async with aclosing(scan(self._transport, Stream.TICKETS, after, subject, SCAN_BATCH)) as messages:
+        async with aclosing(
+            scan(self._transport, Stream.TICKETS, after, subject, SCAN_BATCH)
+        ) as messages:
             async for message in messages:
                 # Whoever leases it moves it to DEAD. To a scan it is no ticket.
                 with suppress(RecordError):

@@ -31,24 +31,32 @@ class _OrChecked:
     def __init__(self, checked: type[CheckedIds] | type[CheckedLogprobs]) -> None:
         self._checked = checked
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         elements = handler(source)
         held = core_schema.no_info_after_validator_function(
             itemgetter(0), core_schema.is_instance_schema(self._checked)
         )
         return core_schema.union_schema([held, elements], mode="left_to_right")
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return handler(schema["choices"][1])
 
 
 # `fail_fast` on every array: pydantic would describe each wrong element of a forged one.
 # `strict`: only binary becomes a tuple when a record is decoded (`broker/codec.py`); a MessagePack array is a list.
 TokenIds = Annotated[
-    tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True), _OrChecked(CheckedIds)
+    tuple[TokenId, ...],
+    Field(max_length=MAX_TOKENS, fail_fast=True, strict=True),
+    _OrChecked(CheckedIds),
 ]
 # A NaN or an infinity would reach the loss, and then every weight.
 Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 Logprobs = Annotated[
-    tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True), _OrChecked(CheckedLogprobs)
+    tuple[Logprob, ...],
+    Field(max_length=MAX_TOKENS, fail_fast=True, strict=True),
+    _OrChecked(CheckedLogprobs),
 ]

@@ -50,7 +50,9 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     Of keys with dots, `rl.threads` means those that end alike (`learner.threads`), before those that look alike.
     """
     names = list(dict.fromkeys(choices))
-    meant = [name for name in names if _key(name) == _key(word)] or get_close_matches(word, names, n=2, cutoff=0.7)
+    meant = [name for name in names if _key(name) == _key(word)] or get_close_matches(
+        word, names, n=2, cutoff=0.7
+    )
     return f"; did you mean {' or '.join(meant)}?" if meant else "."
 
 

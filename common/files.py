@@ -19,7 +19,9 @@ def atomic_write(path: Path, *, durable: bool = False, rivals: bool = False) -> 
     With `rivals`, other processes may write the same path meanwhile; the last one wins. Without, what a killed writer
     left is overwritten.
     """
-    incoming = path.with_name(f".{path.name}{'.' + secrets.token_hex(8) if rivals else ''}{INCOMING}")
+    incoming = path.with_name(
+        f".{path.name}{'.' + secrets.token_hex(8) if rivals else ''}{INCOMING}"
+    )
     # Not written over: it may be a hard link, whose other names would change too.
     _remove(incoming)
     try:
@@ -33,7 +35,9 @@ def atomic_write(path: Path, *, durable: bool = False, rivals: bool = False) -> 
         _remove(incoming)
 
 
-def atomic_write_text(path: Path, text: str, *, durable: bool = False, rivals: bool = False) -> None:
+def atomic_write_text(
+    path: Path, text: str, *, durable: bool = False, rivals: bool = False
+) -> None:
     """Replace a file's content in UTF-8, as `atomic_write` does."""
     with atomic_write(path, durable=durable, rivals=rivals) as incoming:
         incoming.write_text(text, encoding="utf-8")

@@ -26,7 +26,9 @@ def ask_nvidia_smi(*arguments: str) -> str:
     """Return what nvidia-smi prints; nothing where it is not installed or finds no driver."""
     try:
         command = ["nvidia-smi", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -40,7 +40,9 @@ class LeftOut:
         self._modules = modules
         self._why = why
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name in self._modules:
             raise ModuleNotFoundError(f"{name} is left out here: {self._why}", name=name)
         return None

@@ -35,7 +35,9 @@ def open_locked(path: Path, flags: int = os.O_RDWR, *, shared: bool = False) -> 
         return None
     with contextlib.suppress(OSError):
         # What was opened may have been removed, and made again under its name, before it was locked.
-        if take_lock(descriptor, shared=shared) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        if take_lock(descriptor, shared=shared) and os.path.samestat(
+            os.fstat(descriptor), os.stat(path)
+        ):
             return descriptor
     os.close(descriptor)
     return None

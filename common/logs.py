@@ -10,7 +10,17 @@ from typing import Any, TextIO
 
 import structlog
 
-QUIET = ("nats", "vllm", "DeepSpeed", "deepspeed", "asyncio", "aiohttp.access", "transformers", "urllib3", "torch")
+QUIET = (
+    "nats",
+    "vllm",
+    "DeepSpeed",
+    "deepspeed",
+    "asyncio",
+    "aiohttp.access",
+    "transformers",
+    "urllib3",
+    "torch",
+)
 
 
 def _says_something(record: logging.LogRecord) -> bool:

@@ -68,7 +68,11 @@ class Metric:
     """Whether an observation names its ticket, which `horizonrl lineage --ticket` follows."""
 
 
-RUN_FINISHED = Metric("gauge", "run_finished", "1 once the last step is taken and all evaluations are in, otherwise 0.")
+RUN_FINISHED = Metric(
+    "gauge",
+    "run_finished",
+    "1 once the last step is taken and all evaluations are in, otherwise 0.",
+)
 CONTROLLER = (
     RUN_FINISHED,
     Metric("counter", "tickets_issued_total", "Tickets issued.", ("kind",)),
@@ -84,7 +88,11 @@ CONTROLLER = (
         "Share of an environment's train tickets per category of tasks, under an adaptive curriculum.",
         labels=("env", "category"),
     ),
-    Metric("gauge", "conservation_violations", "Tickets settled beyond those issued. Anything but 0 is a defect."),
+    Metric(
+        "gauge",
+        "conservation_violations",
+        "Tickets settled beyond those issued. Anything but 0 is a defect.",
+    ),
 )
 ACTOR = (
     Metric("counter", "leases_total", "Leases taken.", ("kind",)),
@@ -97,7 +105,9 @@ ACTOR = (
         reasons=("ack_unconfirmed", "broken", "drained", "failed", "lease_lost", "run_restored"),
     ),
     Metric("counter", "groups_published_total", "Groups stored in the group log.", ("kind",)),
-    Metric("counter", "groups_refused_total", "Groups refused because another actor delivered first."),
+    Metric(
+        "counter", "groups_refused_total", "Groups refused because another actor delivered first."
+    ),
     Metric(
         "counter",
         "tickets_void_total",
@@ -115,13 +125,32 @@ ACTOR = (
         buckets=ENVIRONMENT_S,
         exemplar=True,
     ),
-    Metric("histogram", "generate_seconds", "Mean time of an episode's generations.", buckets=CALL_S, exemplar=True),
+    Metric(
+        "histogram",
+        "generate_seconds",
+        "Mean time of an episode's generations.",
+        buckets=CALL_S,
+        exemplar=True,
+    ),
     Metric("counter", "sampled_tokens_total", "Tokens that this actor sampled.", ("env",)),
     Metric("gauge", "episodes_running", "Episodes in flight."),
-    Metric("counter", "gateway_calls_total", "Model calls of programs.", labels=("reason",), reasons=GATEWAY_CALLS),
-    Metric("counter", "gateway_parameters_ignored_total", "Parameters of programs' calls that were ignored."),
     Metric(
-        "histogram", "weights_apply_seconds", "Time from the fetch of a version to sampling from it.", buckets=CALL_S
+        "counter",
+        "gateway_calls_total",
+        "Model calls of programs.",
+        labels=("reason",),
+        reasons=GATEWAY_CALLS,
+    ),
+    Metric(
+        "counter",
+        "gateway_parameters_ignored_total",
+        "Parameters of programs' calls that were ignored.",
+    ),
+    Metric(
+        "histogram",
+        "weights_apply_seconds",
+        "Time from the fetch of a version to sampling from it.",
+        buckets=CALL_S,
     ),
     Metric("gauge", "actor_policy_version", "Version that this actor samples from."),
     Metric(
@@ -140,7 +169,15 @@ LEARNER = (
         "log_entries_refused_total",
         "Entries of the group log that are not a valid, new group.",
         labels=("reason",),
-        reasons=("forged", "malformed", "never_issued", "purged", "repeat", "too_large", "unknown_schema"),
+        reasons=(
+            "forged",
+            "malformed",
+            "never_issued",
+            "purged",
+            "repeat",
+            "too_large",
+            "unknown_schema",
+        ),
     ),
     Metric("gauge", "eval_success_rate", "Success rate of the last evaluation.", ("env",)),
     Metric("gauge", "eval_version", "Version of the last evaluation."),
@@ -182,7 +219,11 @@ LEARNER = (
     Metric("counter", "environment_steps_total", "Turns of the consumed episodes.", ("env",)),
     Metric("counter", "horizon_growths_total", "Growths of an adaptive horizon.", ("env",)),
     Metric("gauge", "learner_step", "Optimizer steps taken."),
-    Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended, or the learner started."),
+    Metric(
+        "gauge",
+        "learner_step_timestamp_seconds",
+        "When the last step ended, or the learner started.",
+    ),
     Metric("gauge", "last_step_seconds", "Duration of the last step."),
     Metric("gauge", "last_wait_seconds", "Wait of the last step for its batch."),
     Metric(
@@ -197,7 +238,12 @@ LEARNER = (
     ),
     Metric("gauge", "learner_policy_version", "Version last announced to the actors."),
     Metric("gauge", "learner_lineage", "Number of resumes of the learner."),
-    Metric("histogram", "step_seconds", "Duration of a step, from the full batch until the next wait.", buckets=STEP_S),
+    Metric(
+        "histogram",
+        "step_seconds",
+        "Duration of a step, from the full batch until the next wait.",
+        buckets=STEP_S,
+    ),
     Metric("histogram", "wait_seconds", "Wait of a step for its batch.", buckets=STEP_S),
     Metric(
         "histogram",
@@ -231,13 +277,23 @@ SERVER = (
         labels=("env", "reason"),
         reasons=SERVED_REFUSALS,
     ),
-    Metric("histogram", "served_step_seconds", "Time of a step, including its wait.", ("env",), ENVIRONMENT_S),
-    Metric("gauge", "event_loop_lag_seconds", "Longest delay of the event loop since the last scrape."),
+    Metric(
+        "histogram",
+        "served_step_seconds",
+        "Time of a step, including its wait.",
+        ("env",),
+        ENVIRONMENT_S,
+    ),
+)
+LOOP_LAG = Metric(
+    "gauge", "event_loop_lag_seconds", "Longest delay of the event loop since the last scrape."
 )
 EVERY = (
     Metric("gauge", "broker_connected", "1 while connected to the broker."),
     Metric(
-        "gauge", "broker_stalled_seconds", "Age of the oldest request that the broker has not answered, otherwise 0."
+        "gauge",
+        "broker_stalled_seconds",
+        "Age of the oldest request that the broker has not answered, otherwise 0.",
     ),
     Metric(
         "gauge",
@@ -245,7 +301,9 @@ EVERY = (
         "When the broker's certificate expires; +Inf without TLS.",
     ),
     Metric("counter", "broker_reconnects_total", "Reconnections to the broker."),
-    Metric("counter", "broker_full_waits_total", "Publishes that waited because the stream was full."),
+    Metric(
+        "counter", "broker_full_waits_total", "Publishes that waited because the stream was full."
+    ),
     Metric("counter", "broker_denied_total", "Operations that the broker refused."),
     Metric("counter", "dead_letters_total", "Undecodable messages, stored in a stream."),
 )
@@ -254,7 +312,9 @@ OF_A_STEP = tuple(
     Metric(
         quantity.metric,
         quantity.metric_name,
-        quantity.meaning if quantity.metric == "counter" else f"{quantity.meaning} The value of the last step.",
+        quantity.meaning
+        if quantity.metric == "counter"
+        else f"{quantity.meaning} The value of the last step.",
     )
     for quantity in QUANTITIES.values()
     if quantity.metric and quantity.metric_name not in _NAMED
@@ -262,9 +322,9 @@ OF_A_STEP = tuple(
 """The quantities of a step that need neither labels nor buckets: those that do have their rows above."""
 TABLE: dict[Role, tuple[Metric, ...]] = {
     "controller": CONTROLLER,
-    "actor": ACTOR,
+    "actor": (*ACTOR, LOOP_LAG),
     "learner": (*LEARNER, *OF_A_STEP),
-    "server": SERVER,
+    "server": (*SERVER, LOOP_LAG),
     "every": EVERY,
 }
 # A metric may have two roles.
@@ -328,7 +388,9 @@ class Metrics:
 
     def observe(self, name: str, value: float, ticket: str | None = None, **labels: str) -> None:
         """Observe a value; `ticket` becomes its exemplar, which is no label and makes no series."""
-        exemplar = {"ticket": ticket} if ticket is not None and self._declared[name].exemplar else None
+        exemplar = (
+            {"ticket": ticket} if ticket is not None and self._declared[name].exemplar else None
+        )
         self._child(name, labels, Histogram).observe(value, exemplar)
 
     def value(self, name: str, **labels: str) -> float:
@@ -374,7 +436,9 @@ class Metrics:
     def _metric(self, name: str) -> Counter | Gauge | Histogram:
         if name not in self._metrics:
             metric = self._declared[name]
-            options: dict[str, Iterable[float]] = {"buckets": metric.buckets} if metric.buckets else {}
+            options: dict[str, Iterable[float]] = (
+                {"buckets": metric.buckets} if metric.buckets else {}
+            )
             # Made at first use: a gauge without labels would be shown as 0 from the start.
             self._metrics[name] = KINDS[metric.kind](
                 PREFIX + name, metric.help, metric.labels, registry=self.registry, **options
@@ -392,7 +456,9 @@ class Metrics:
         if child is None:
             bounded = self._bound_labels(name, labels)
             child = metric.labels(**bounded)
-            if bounded == labels:  # what is counted as "other" may be anything, and would fill the memory
+            if (
+                bounded == labels
+            ):  # what is counted as "other" may be anything, and would fill the memory
                 self._children[key] = child
         return cast(M, child)
 

@@ -14,7 +14,13 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD = "lm_head.weight"
 MAX_HEADER_BYTES = 100_000_000
 """Longest header of a safetensors file, as in its own reader."""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
+EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_routed_experts",
+    "moe_num_experts",
+)
 """Keys of config.json for the number of experts per layer, over all families of transformers."""
 NAMED_EXPERTS = ("moe", "mixtral", "dbrx")
 """Parts of the `model_type` of mixtures of experts, for a configuration that leaves the number to its default."""
@@ -36,7 +42,9 @@ def weight_files(model_dir: Path) -> list[Path]:
     index, single = model_dir / INDEX, model_dir / SINGLE
     files = _read_index(index) if index.is_file() else [single]
     if missing := [file.name for file in files if not file.is_file()]:
-        raise ConfigError(f"{str(model_dir)!r} has no {missing[0]}: not a model's directory, or not fetched whole")
+        raise ConfigError(
+            f"{str(model_dir)!r} has no {missing[0]}: not a model's directory, or not fetched whole"
+        )
     # transformers prefers the single file to an index, vLLM the index; and without an index vLLM reads every file.
     beside = [single] if index.is_file() and single.is_file() else []
     if not index.is_file():
@@ -58,10 +66,16 @@ def tensor_shapes(*files: Path) -> dict[str, tuple[int, ...]]:
             # The length stands in the file itself. Unchecked, a damaged one would have us read any number of bytes
             # into memory.
             if header_bytes > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
-                raise ValueError(f"{path} has no safetensors header: it would have {header_bytes} bytes")
+                raise ValueError(
+                    f"{path} has no safetensors header: it would have {header_bytes} bytes"
+                )
             header = json.loads(file.read(header_bytes))
         try:
-            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+            shapes |= {
+                name: tuple(entry["shape"])
+                for name, entry in header.items()
+                if name != "__metadata__"
+            }
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} has no safetensors header: {error!r}") from error
     return shapes
@@ -132,7 +146,9 @@ def refuse_untrainable(model_dir: Path) -> None:
             "copies that stay old. Choose a dense model; `horizonrl eval` still plays this one"
         )
     if (quantised := config.get("quantization_config")) is not None:
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
+        method = (
+            quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
+        )
         raise ConfigError(
             f"model.name is {str(model_dir)!r}, whose weights are quantised ({method}), and a run trains bfloat16: "
             "choose the model's bfloat16 directory"
@@ -185,7 +201,9 @@ def _read_index(index: Path) -> list[Path]:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         return [index.parent / name for name in sorted(names)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} does not say which files hold the weights ({error!r})") from None
+        raise ConfigError(
+            f"{index} does not say which files hold the weights ({error!r})"
+        ) from None
 
 
 def _expert_counts(config: Mapping[str, Any]) -> Iterator[int]:

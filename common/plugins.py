@@ -25,7 +25,11 @@ def load_function(key: str, path: str, *parameters: str) -> Callable[..., Any]:
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        others = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
+        others = [
+            other
+            for other, value in vars(module).items()
+            if callable(value) and not other.startswith("_")
+        ]
         raise ConfigError(
             f"{key} is {path!r}, but {module.__file__} has no function {name!r}{did_you_mean(name, others)}"
         )
@@ -58,12 +62,19 @@ def definition(function: Callable[..., Any]) -> str:
     function = inspect.unwrap(function)
     try:
         return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
-    except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
+    except (
+        OSError,
+        TypeError,
+    ):  # no source file: a compiled module, or a class created at run time
         return f"module {function.__module__}"
 
 
 def _described(error: Exception, subject: str, trouble: str, module: str) -> str:
-    line = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _raised_at(error, module)
+    line = (
+        f"{error.filename}:{error.lineno}"
+        if isinstance(error, SyntaxError)
+        else _raised_at(error, module)
+    )
     says = error.msg if isinstance(error, SyntaxError) else error
     return f"{subject} {trouble}: {type(error).__name__}: {says} ({line})"
 

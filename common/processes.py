@@ -65,7 +65,9 @@ class Child:
         # before.
         self.started_at = time.time()
         with self.log_file.open("ab") as sink:
-            self.process = await asyncio.create_subprocess_exec(*self.command, env=self.environment, **detached(sink))
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command, env=self.environment, **detached(sink)
+            )
 
     async def wait(self) -> int:
         """Return the exit code once it has ended."""

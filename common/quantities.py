@@ -29,7 +29,9 @@ class Quantity:
     def metric_name(self) -> str:
         """The name in Prometheus, without the prefix of all metrics."""
         # Prometheus wants base units spelled out and `_total` on counters; the short key suits a file that people read.
-        spelled = f"{self.name.removesuffix('_s')}_seconds" if self.name.endswith("_s") else self.name
+        spelled = (
+            f"{self.name.removesuffix('_s')}_seconds" if self.name.endswith("_s") else self.name
+        )
         return f"{spelled}_total" if self.metric == "counter" else spelled
 
 
@@ -51,7 +53,11 @@ OUTCOMES = (
         curve="Reward",
         column="reward",
     ),
-    Quantity(name="return_std", unit="return", meaning="Standard deviation of the valid episodes' returns."),
+    Quantity(
+        name="return_std",
+        unit="return",
+        meaning="Standard deviation of the valid episodes' returns.",
+    ),
     Quantity(
         name="turns_mean",
         unit="turns",
@@ -85,7 +91,12 @@ OUTCOMES = (
 # What they cost, and what became of groups and tickets
 COSTS = (
     Quantity(name="episodes", unit="episodes", meaning="Consumed episodes, broken ones included."),
-    Quantity(name="environment_steps", unit="turns", meaning="Turns of the consumed episodes.", metric="counter"),
+    Quantity(
+        name="environment_steps",
+        unit="turns",
+        meaning="Turns of the consumed episodes.",
+        metric="counter",
+    ),
     Quantity(
         name="generated_tokens",
         unit="tokens",
@@ -97,7 +108,12 @@ COSTS = (
         unit="tokens",
         meaning="Prompts, generations and observations of the consumed episodes.",
     ),
-    Quantity(name="tokens_trained", unit="tokens", meaning="Generated tokens trained on.", metric="counter"),
+    Quantity(
+        name="tokens_trained",
+        unit="tokens",
+        meaning="Generated tokens trained on.",
+        metric="counter",
+    ),
     Quantity(
         name="groups_trained",
         unit="groups",
@@ -195,10 +211,19 @@ CORRECTIONS = (
 TRAINING = (
     Quantity(name="loss", unit="", meaning="The loss.", curve="Loss", column="loss"),
     Quantity(
-        name="grad_norm", unit="", meaning="Gradient norm before clipping.", metric="gauge", curve="Gradient norm"
+        name="grad_norm",
+        unit="",
+        meaning="Gradient norm before clipping.",
+        metric="gauge",
+        curve="Gradient norm",
     ),
     Quantity(name="lr", unit="", meaning="Learning rate."),
-    Quantity(name="entropy", unit="nats", meaning="Mean entropy of the policy per token.", curve="Entropy"),
+    Quantity(
+        name="entropy",
+        unit="nats",
+        meaning="Mean entropy of the policy per token.",
+        curve="Entropy",
+    ),
     Quantity(
         name="clip_share",
         unit="share",

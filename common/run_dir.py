@@ -42,15 +42,23 @@ EPISODE_FILE = re.compile(r"(step|eval)-(\d{6,})\.jsonl")
 FRAME_FILE = re.compile(r"frame-\d{6,}-\d{3,}\.safetensors")
 _WRITTEN = {
     EPISODES: re.compile(rf"{EPISODE_FILE.pattern}|\..*"),
-    WEIGHTS: re.compile(rf"{FRAME_FILE.pattern}|frame-\d{{6,}}-\d{{3,}}\.adapters|base\.safetensors|\..*"),
+    WEIGHTS: re.compile(
+        rf"{FRAME_FILE.pattern}|frame-\d{{6,}}-\d{{3,}}\.adapters|base\.safetensors|\..*"
+    ),
 }
 """By folder, what the learner writes there."""
 
 
 def episode_files(run_dir: Path, *kinds: str) -> list[Path]:
     """Return the files of episodes of `kinds`, `step` and `eval`, by step: names alone would put evaluations first."""
-    matches = [(path, EPISODE_FILE.fullmatch(path.name)) for path in (run_dir / EPISODES).glob("*.jsonl")]
-    files = [(int(match[2]), path) for path, match in matches if match and match[1] in kinds and path.is_file()]
+    matches = [
+        (path, EPISODE_FILE.fullmatch(path.name)) for path in (run_dir / EPISODES).glob("*.jsonl")
+    ]
+    files = [
+        (int(match[2]), path)
+        for path, match in matches
+        if match and match[1] in kinds and path.is_file()
+    ]
     return [path for _, path in sorted(files)]
 
 

@@ -72,7 +72,9 @@ def shared_scratch(name: str, parent: Path | None = None) -> Iterator[Path]:
             break
         time.sleep(0.01)
     if lock is None:
-        raise ConfigError(f"{directory} cannot be used: remove it, or give the run another run.name")
+        raise ConfigError(
+            f"{directory} cannot be used: remove it, or give the run another run.name"
+        )
     try:
         yield directory
     finally:

@@ -82,7 +82,9 @@ class Service:
     """The number of the first signal that asked the role to stop."""
 
     @contextlib.asynccontextmanager
-    async def open(self, host: str, port: int, link: BrokerLink | None = None) -> AsyncIterator["Service"]:
+    async def open(
+        self, host: str, port: int, link: BrokerLink | None = None
+    ) -> AsyncIterator["Service"]:
         """Answer signals and HTTP while the body runs; `link` is read for readiness and at each reading of metrics."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,7 +133,9 @@ class Service:
         async def readyz(_: web.Request) -> web.Response:
             # A role that drains is not ready, but it is healthy: a restart would only lose what it is finishing.
             ready = self.ready and not self.stopping.is_set() and (link is None or link.connected)
-            return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
+            return web.Response(
+                text="ready\n" if ready else "not ready\n", status=200 if ready else 503
+            )
 
         async def metrics(request: web.Request) -> web.Response:
             self.refresh()
@@ -144,7 +148,9 @@ class Service:
             return web.Response(body=body, headers={"Content-Type": content_type})
 
         application = web.Application()
-        application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+        application.add_routes(
+            [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+        )
         application.add_routes(self.routes)
         return application
 
@@ -197,7 +203,9 @@ def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
             await asyncio.sleep(tick_s)
 
     def allow_lock() -> None:
-        faulthandler.dump_traceback_later(limit_s * LOCKED_LIMITS, exit=True, file=sys.__stderr__ or 2)
+        faulthandler.dump_traceback_later(
+            limit_s * LOCKED_LIMITS, exit=True, file=sys.__stderr__ or 2
+        )
 
     def watching() -> None:
         missed = 0
@@ -231,7 +239,9 @@ def _running(loop: asyncio.AbstractEventLoop) -> str:
     return "something" if task is None else task.get_name()
 
 
-def _tell_blocked(loop: asyncio.AbstractEventLoop, thread: threading.Thread, blocked_s: float) -> None:
+def _tell_blocked(
+    loop: asyncio.AbstractEventLoop, thread: threading.Thread, blocked_s: float
+) -> None:
     stack = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
     # The call that blocks is often the standard library's: who called it is the one to mend.
     callers = [frame for frame in stack if not _is_standard(frame.filename)] or stack
@@ -250,7 +260,9 @@ def _is_standard(file: str) -> bool:
 
 def _deadline(limit_s: float, event: str, since: str) -> threading.Timer:
     """Return a timer that ends the process `limit_s` after its start, unless it is cancelled."""
-    timer = threading.Timer(limit_s, end_process, (event, f"this process has not ended within {limit_s:g} s {since}"))
+    timer = threading.Timer(
+        limit_s, end_process, (event, f"this process has not ended within {limit_s:g} s {since}")
+    )
     timer.daemon = True
     return timer
 
@@ -263,7 +275,11 @@ def end_process(event: str, reason: str, culprit: threading.Thread | None = None
         frame = sys._current_frames()[thread.ident or 0]
         log.error(event, reason=reason)
         stack = "".join(traceback.format_stack(frame))
-        print(f"error: {reason}; thread {thread.name} stands at:\n{stack}", file=sys.stderr, flush=True)
+        print(
+            f"error: {reason}; thread {thread.name} stands at:\n{stack}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     _in_time(report)
     # Not `sys.exit`, which would only end this thread and leave the blocked one running.
@@ -306,7 +322,9 @@ def run_role(role: Callable[[], Awaitable[None]], run_dir: Path | None = None) -
         closing.cancel()
 
 
-async def _run_and_report(role: Callable[[], Awaitable[None]], run_dir: Path | None, closing: threading.Timer) -> int:
+async def _run_and_report(
+    role: Callable[[], Awaitable[None]], run_dir: Path | None, closing: threading.Timer
+) -> int:
     """Run the role. Report an expected error in one message and a defect with its traceback, before the loop closes."""
     try:
         await role()

@@ -113,7 +113,8 @@ class RepeatedTasks(Yield):
     """The tasks of an environment whose last group had different returns, and their own yield when drawn again."""
 
     task_ids: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=MAX_REPEATED, fail_fast=True)
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+        Field(max_length=MAX_REPEATED, fail_fast=True),
     ] = ()
     """Oldest first."""
 
@@ -141,9 +142,13 @@ class Progress(Record):
     """The train ticket that the next step waits for although groups enough have come: a later step may not train it."""
     growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
     """The last growth of each environment's adaptive horizon; those that have not grown are left out."""
-    yields: Annotated[tuple[CategoryYield, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)] = ()
+    yields: Annotated[
+        tuple[CategoryYield, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)
+    ] = ()
     """What the categories of train tasks have yielded so far; empty unless the curriculum is adaptive."""
-    repeats: Annotated[tuple[RepeatedTasks, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)] = ()
+    repeats: Annotated[
+        tuple[RepeatedTasks, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)
+    ] = ()
     """The tasks of each environment that are drawn again; empty unless the curriculum is adaptive."""
     finished: bool = False
     """Whether the learner has taken its last step; a run that is given more steps goes on."""
@@ -161,7 +166,9 @@ class Progress(Record):
         # Tickets end out of order. One number and a few ranges say which, however long the run is.
         ranges = self.ended_ranges.get(kind, ())
         index = bisect_right(ranges, number, key=itemgetter(0)) - 1
-        return number < self.lowest_unsettled.get(kind, 0) or (index >= 0 and number <= ranges[index][1])
+        return number < self.lowest_unsettled.get(kind, 0) or (
+            index >= 0 and number <= ranges[index][1]
+        )
 
     def tells(self, kind: Kind, number: int) -> bool:
         """Return whether the record says of a ticket if it has ended. It holds the lowest MAX_SPANS ranges."""
@@ -171,7 +178,11 @@ class Progress(Record):
     def reached(self, kind: Kind) -> int:
         """Return the number after the highest one of a kind whose end is known."""
         # The 0 keeps a second argument for `max` when there are no ranges.
-        return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.ended_ranges.get(kind, ())), 0)
+        return max(
+            self.lowest_unsettled.get(kind, 0),
+            *(last + 1 for _, last in self.ended_ranges.get(kind, ())),
+            0,
+        )
 
 
 class SentFile(Record):
@@ -282,7 +293,9 @@ class RunSettings(Record):
     """The chat's system message; None leaves the template's default."""
     context: ContextRule = ContextRule.STOP
     """What happens when the context is full before the horizon is."""
-    environments: Annotated[tuple[EnvironmentSettings, ...], Field(max_length=MAX_ENVIRONMENTS, fail_fast=True)]
+    environments: Annotated[
+        tuple[EnvironmentSettings, ...], Field(max_length=MAX_ENVIRONMENTS, fail_fast=True)
+    ]
     ticket_key: Annotated[str, Field(max_length=MAX_FINGERPRINT)] = ""
     """A fingerprint of the key that the controller signs tickets with; empty if it signs none."""
     recipe: Annotated[dict[str, str], Field(max_length=MAX_SHARED_KEYS)] = {}

@@ -24,7 +24,9 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
     share, weight = successes / trials, z * z / trials
     middle = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
-    low = 0.0 if successes == 0 else max(0.0, middle - half)  # exact at both ends, where rounding would miss it
+    low = (
+        0.0 if successes == 0 else max(0.0, middle - half)
+    )  # exact at both ends, where rounding would miss it
     return low, 1.0 if successes == trials else min(1.0, middle + half)
 
 
@@ -51,7 +53,9 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     """
     count = len(differences) + 2
     middle = sum(differences) / count
-    variance = (sum(difference * difference for difference in differences) + 2) / count - middle * middle
+    variance = (
+        sum(difference * difference for difference in differences) + 2
+    ) / count - middle * middle
     half = Z_95 * math.sqrt(variance / count)
     return max(-1.0, middle - half), min(1.0, middle + half)
 
@@ -63,11 +67,15 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     """
     _check(successes, samples)
     if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} of {samples} samples: k lies between 1 and the number of samples")
+        raise ValueError(
+            f"pass@{k} of {samples} samples: k lies between 1 and the number of samples"
+        )
     # Exact integers until the division. `comb` is 0 when fewer than k tries failed, which makes the estimate 1.
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
 def _check(successes: int, trials: int) -> None:
     if not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes in {trials} trials: a count lies between 0 and the number of trials")
+        raise ValueError(
+            f"{successes} successes in {trials} trials: a count lies between 0 and the number of trials"
+        )

@@ -94,7 +94,12 @@ class StopReason(StrEnum):
     def broken(self) -> bool:
         """Whether the failure is not the agent's: the episode is kept out of baseline and batch, never a zero."""
         # Broken is not zero: a zero would teach the agent to avoid what merely broke (invariants).
-        return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR, StopReason.UNFIT)
+        return self in (
+            StopReason.ENV_ERROR,
+            StopReason.ENV_TIMEOUT,
+            StopReason.POLICY_ERROR,
+            StopReason.UNFIT,
+        )
 
     @property
     def truncated(self) -> bool:
@@ -189,7 +194,11 @@ class Ticket(Record):
     @property
     def end_id(self) -> str:
         """The message id under which the ticket ends: nobody can guess that of a signed one."""
-        return f"{self.ticket_id}.{self.signature[:SIGNATURE_HALF]}" if self.signature else self.ticket_id
+        return (
+            f"{self.ticket_id}.{self.signature[:SIGNATURE_HALF]}"
+            if self.signature
+            else self.ticket_id
+        )
 
 
 class Branch(Record):
@@ -242,7 +251,9 @@ class Turn(Record):
             raise ValueError(f"{len(self.logprobs)} logprobs for {tokens} generated tokens")
         # A token without a version could not be judged: neither its staleness nor its lineage.
         if sum(span.tokens for span in self.spans) != tokens:
-            raise ValueError(f"version spans cover {sum(s.tokens for s in self.spans)} of {tokens} generated tokens")
+            raise ValueError(
+                f"version spans cover {sum(s.tokens for s in self.spans)} of {tokens} generated tokens"
+            )
         return self
 
 
@@ -282,12 +293,18 @@ class Episode(Record):
     @model_validator(mode="after")
     def _check_versions(self) -> Self:
         if self.stop.broken and not self.error:
-            raise ValueError(f"an episode that stopped with {self.stop.value} must say what broke in `error`")
+            raise ValueError(
+                f"an episode that stopped with {self.stop.value} must say what broke in `error`"
+            )
         # A valid episode without a turn has nothing to train, but would count in the baseline.
         if not self.stop.broken and not (self.prompt_ids and self.turns):
-            raise ValueError(f"an episode that stopped with {self.stop.value} must hold a prompt and a turn")
+            raise ValueError(
+                f"an episode that stopped with {self.stop.value} must hold a prompt and a turn"
+            )
         if not self.stop.broken and not any(turn.trained for turn in self.turns):
-            raise ValueError(f"an episode that stopped with {self.stop.value} must hold a turn that is trained")
+            raise ValueError(
+                f"an episode that stopped with {self.stop.value} must hold a turn that is trained"
+            )
         return self
 
     @model_validator(mode="after")
@@ -295,13 +312,17 @@ class Episode(Record):
         # The last turn of each branch: a dict keeps the last value of a key.
         last = {turn.branch: turn for turn in self.turns}
         if max(last, default=0) > len(self.branches):
-            raise ValueError(f"a turn of branch {max(last)}, and the last branch is {len(self.branches)}")
+            raise ValueError(
+                f"a turn of branch {max(last)}, and the last branch is {len(self.branches)}"
+            )
         if self.branches:
             if len(last) <= len(self.branches):
                 raise ValueError(f"branch {min({*range(len(last) + 1)} - last.keys())} has no turn")
             # In a linear episode they are left out instead, as ever: its schema allows them.
             if unread := [branch for branch, turn in last.items() if turn.observation_ids]:
-                raise ValueError(f"the last turn of branch {unread[0]} has observation ids, which nobody has read")
+                raise ValueError(
+                    f"the last turn of branch {unread[0]} has observation ids, which nobody has read"
+                )
         return self
 
     @property
@@ -314,7 +335,13 @@ class Episode(Record):
         turns: list[list[tuple[int, Turn]]] = [[] for _ in range(len(self.branches) + 1)]
         for index, turn in enumerate(self.turns):
             turns[turn.branch].append((index, turn))
-        return list(zip((self.prompt_ids, *(branch.prompt_ids for branch in self.branches)), turns, strict=True))
+        return list(
+            zip(
+                (self.prompt_ids, *(branch.prompt_ids for branch in self.branches)),
+                turns,
+                strict=True,
+            )
+        )
 
     @property
     def episode_return(self) -> float:
@@ -365,13 +392,17 @@ class Group(Record):
     def _as_ordered(self) -> Self:
         # Broken episodes travel too: without them, a group would hide how often the environment fails.
         if len(self.episodes) != self.ticket.group_size:
-            raise ValueError(f"{len(self.episodes)} episodes for a ticket of {self.ticket.group_size}")
+            raise ValueError(
+                f"{len(self.episodes)} episodes for a ticket of {self.ticket.group_size}"
+            )
         if [episode.index for episode in self.episodes] != list(range(len(self.episodes))):
             raise ValueError("episode indexes are not 0, 1, 2, ...")
         # The horizon is what the ticket ordered: an actor that plays on would train a longer task than the schedule's.
         longest = max((len(episode.turns) for episode in self.episodes), default=0)
         if longest > self.ticket.horizon_turns:
-            raise ValueError(f"an episode of {longest} turns under a horizon of {self.ticket.horizon_turns}")
+            raise ValueError(
+                f"an episode of {longest} turns under a horizon of {self.ticket.horizon_turns}"
+            )
         return self
 
     @property
@@ -390,11 +421,15 @@ class Group(Record):
     @property
     def oldest_version(self) -> int:
         """The oldest version that sampled a token of a valid episode; the ticket's own when there is none."""
-        return min((span.version for span in self.spans()), default=self.ticket.issued_at_version.version)
+        return min(
+            (span.version for span in self.spans()), default=self.ticket.issued_at_version.version
+        )
 
     @property
     def newest_version(self) -> int:
-        return max((span.version for span in self.spans()), default=self.ticket.issued_at_version.version)
+        return max(
+            (span.version for span in self.spans()), default=self.ticket.issued_at_version.version
+        )
 
 
 class Void(Record):

@@ -242,7 +242,9 @@ def state_digest(environment: Environment) -> str:
         return ""
     named = environment.state()
     if not isinstance(named, str):
-        raise EnvironmentFailure(f"state() returned {type(named).__name__}: return a text, such as its repr")
+        raise EnvironmentFailure(
+            f"state() returned {type(named).__name__}: return a text, such as its repr"
+        )
     return xxhash.xxh3_64_hexdigest(named.encode())
 
 

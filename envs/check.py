@@ -111,7 +111,11 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
         # Our own limit, and not a TimeoutError that the environment raised.
         subject.is_hung = limit.expired()
-        detail = f"took longer than {CHECK_S:.0f} s" if subject.is_hung else f"{type(error).__name__}: {error}"
+        detail = (
+            f"took longer than {CHECK_S:.0f} s"
+            if subject.is_hung
+            else f"{type(error).__name__}: {error}"
+        )
         source = subject.raised_at(error)
     finally:
         await subject.close()
@@ -121,10 +125,14 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
 @asynccontextmanager
 async def _watched(subject: Subject) -> AsyncIterator[None]:
     """End the process, with the line at which it stands, if a call blocks the event loop in the body."""
-    from horizonrl.common.service import end_process  # with a web server, which nothing else here needs
+    from horizonrl.common.service import (
+        end_process,
+    )  # with a web server, which nothing else here needs
 
     reason = f"{subject.env_id} blocks the event loop for more than {CHECK_S + BLOCKED_S:.0f} s: await what takes long"
-    timer = Timer(CHECK_S + BLOCKED_S, end_process, ("environment_stuck", reason, threading.main_thread()))
+    timer = Timer(
+        CHECK_S + BLOCKED_S, end_process, ("environment_stuck", reason, threading.main_thread())
+    )
     timer.daemon = True
     timer.start()
     try:
@@ -138,7 +146,9 @@ async def _without_exit(call: Awaitable[T]) -> T:
     try:
         return await call
     except SystemExit as error:
-        raise RuntimeError(f"{error!r} would end the actor").with_traceback(error.__traceback__) from None
+        raise RuntimeError(f"{error!r} would end the actor").with_traceback(
+            error.__traceback__
+        ) from None
 
 
 async def _its_id_is_its_entry_points(subject: Subject) -> str:
@@ -146,7 +156,8 @@ async def _its_id_is_its_entry_points(subject: Subject) -> str:
     declared = getattr(environment, "env_id", None)
     if declared != subject.env_id:
         raise Violation(
-            f"{environment.__name__}.env_id is {declared!r}, and its entry point is {subject.env_id!r}", "class"
+            f"{environment.__name__}.env_id is {declared!r}, and its entry point is {subject.env_id!r}",
+            "class",
         )
     return subject.env_id
 
@@ -154,14 +165,19 @@ async def _its_id_is_its_entry_points(subject: Subject) -> str:
 async def _tasks_are_listed(subject: Subject) -> str:
     first, second = (list(registry.tasks(subject.env_id, subject.options)) for _ in range(2))
     if first != second:
-        differing = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), None)
+        differing = next(
+            (pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), None
+        )
         raise Violation(
-            f"two listings differ: {len(first)} and {len(second)} tasks, the first difference is {differing}", "tasks"
+            f"two listings differ: {len(first)} and {len(second)} tasks, the first difference is {differing}",
+            "tasks",
         )
     counts = Counter(task.task_id for task in first)
     if not first or len(counts) < len(first):
         repeated = [task_id for task_id, count in counts.items() if count > 1][:3]
-        raise Violation(f"{len(first)} tasks with {len(counts)} different ids; repeated: {repeated}", "tasks")
+        raise Violation(
+            f"{len(first)} tasks with {len(counts)} different ids; repeated: {repeated}", "tasks"
+        )
     return f"{len(first)} tasks"
 
 
@@ -195,7 +211,8 @@ async def _expert_solves(subject: Subject) -> str:
     await environment.close()
     if not turns:
         raise Violation(
-            f"expert() raised EnvironmentFailure after the reset of each of {len(subject.task_ids)} tasks", "expert"
+            f"expert() raised EnvironmentFailure after the reset of each of {len(subject.task_ids)} tasks",
+            "expert",
         )
     mean_ms = 1e3 * sum(subject.step_times_s) / len(subject.step_times_s)
     without = len(subject.task_ids) - len(turns)
@@ -208,7 +225,9 @@ async def _episodes_repeat(subject: Subject) -> str:
     # Advantages compare the episodes of one task: instances that differ would add noise to every baseline.
     one, other = subject.make(), subject.make()
     for task_id in subject.task_ids:
-        (first, steps), (again, repeated) = [await subject.play(environment, task_id) for environment in (one, other)]
+        (first, steps), (again, repeated) = [
+            await subject.play(environment, task_id) for environment in (one, other)
+        ]
         if first != again:
             raise Violation(
                 f"task {task_id!r} begins with {show(first)} in one instance and with {show(again)} in another",
@@ -220,7 +239,9 @@ async def _episodes_repeat(subject: Subject) -> str:
                     f"in turn {turn} of task {task_id!r} two instances answer the same reply with {step} and {repeat}"
                 )
         if len(steps) != len(repeated):
-            raise Violation(f"task {task_id!r} took {len(steps)} turns in one instance and {len(repeated)} in another")
+            raise Violation(
+                f"task {task_id!r} took {len(steps)} turns in one instance and {len(repeated)} in another"
+            )
     await one.close()
     await other.close()
     return f"{len(subject.task_ids)} tasks, twice"
@@ -244,7 +265,9 @@ async def _expect_failure(subject: Subject, environment: Environment, when: str)
         step = await subject.step(environment, "look")
     except EnvironmentFailure:
         return
-    raise Violation(f"a step {when} raised no EnvironmentFailure, but was answered: {show(step.observation)}")
+    raise Violation(
+        f"a step {when} raised no EnvironmentFailure, but was answered: {show(step.observation)}"
+    )
 
 
 async def _no_text_breaks_it(subject: Subject) -> str:
@@ -268,7 +291,9 @@ async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     environment, task_id = subject.make(), subject.task_ids[0]
     first = await subject.reset(environment, task_id)
     expert = subject.expert(environment)
-    step = asyncio.ensure_future(_without_exit(subject.answer(environment, subject.ask_expert(environment, first))))
+    step = asyncio.ensure_future(
+        _without_exit(subject.answer(environment, subject.ask_expert(environment, first)))
+    )
     await asyncio.sleep(0)  # Let the step begin, so that it is cancelled at its first wait.
     subject.last_call += ", cancelled"
     # What a rollout does at `step_timeout_s`, and a drained actor at any time.
@@ -316,10 +341,15 @@ async def _tools_are_described(subject: Subject) -> str:
     await environment.close()
     for tool in tools:
         match tool:
-            case {"type": "function", "function": {"name": str(), "parameters": {"type": "object"}}}:
+            case {
+                "type": "function",
+                "function": {"name": str(), "parameters": {"type": "object"}},
+            }:
                 json.dumps(tool)  # the chat template writes it
             case _:
-                raise Violation(f"a tool has not the form that chat templates read: {show(str(tool))}", "tools")
+                raise Violation(
+                    f"a tool has not the form that chat templates read: {show(str(tool))}", "tools"
+                )
     names = [tool["function"]["name"] for tool in tools]
     if not names or len(set(names)) < len(names):
         raise Violation(f"the tools have no different names: {names}", "tools")

@@ -28,19 +28,25 @@ async def reset(environment: Environment, task_id: str) -> Observation:
     """Begin a task. Raises ContractBroken for an answer that is no Observation."""
     first = await await_answer(environment, "reset", environment.reset(task_id))
     if not isinstance(first, Observation):
-        raise ContractBroken(_wrong(environment, "reset", f"returned {_kind(first)}", "an Observation(text)"))
+        raise ContractBroken(
+            _wrong(environment, "reset", f"returned {_kind(first)}", "an Observation(text)")
+        )
     _check_text(environment, "reset", first.text)
     return first
 
 
 async def step(environment: Environment, text: str) -> Step:
     """Answer an agent's text. Raises ContractBroken for an answer that is no Step, or whose fields are not."""
-    return check_step(environment, "step", await await_answer(environment, "step", environment.step(text)))
+    return check_step(
+        environment, "step", await await_answer(environment, "step", environment.step(text))
+    )
 
 
 async def call(environment: OffersTools, tool_call: ToolCall) -> Step:
     """Answer an agent's call of a tool. Raises ContractBroken as `step` does."""
-    return check_step(environment, "call", await await_answer(environment, "call", environment.call(tool_call)))
+    return check_step(
+        environment, "call", await await_answer(environment, "call", environment.call(tool_call))
+    )
 
 
 def describe(error: BaseException, environment: object) -> str:
@@ -80,7 +86,9 @@ async def await_answer(environment: object, method: str, answer: Awaitable[Any])
     """Await an answer. Raises ContractBroken for a method without `async`."""
     if not inspect.isawaitable(answer):
         name = f"{type(environment).__name__}.{method}"
-        raise ContractBroken(f"{name} is no `async def`: it returned {_kind(answer)}, which cannot be awaited")
+        raise ContractBroken(
+            f"{name} is no `async def`: it returned {_kind(answer)}, which cannot be awaited"
+        )
     return await answer
 
 
@@ -91,14 +99,23 @@ def check_step(environment: object, method: str, answer: Any) -> Step:
         raise ContractBroken(_wrong(environment, method, f"returned {_kind(answer)}", form))
     if not isinstance(answer.reward, Real):
         raise ContractBroken(
-            _wrong(environment, method, f"gave a Step whose reward is {_kind(answer.reward)}", "a float")
+            _wrong(
+                environment,
+                method,
+                f"gave a Step whose reward is {_kind(answer.reward)}",
+                "a float",
+            )
         )
     if not math.isfinite(answer.reward):
-        raise ContractBroken(_wrong(environment, method, f"gave the reward {answer.reward}", "a finite number"))
+        raise ContractBroken(
+            _wrong(environment, method, f"gave the reward {answer.reward}", "a finite number")
+        )
     flags = {name: getattr(answer, name) for name in FLAGS}
     for name, value in flags.items():
         if not isinstance(value, (bool, Integral)) and type(value).__name__ not in NUMPY_BOOLS:
-            raise ContractBroken(_wrong(environment, method, f"gave a Step whose {name} is {_kind(value)}", "a bool"))
+            raise ContractBroken(
+                _wrong(environment, method, f"gave a Step whose {name} is {_kind(value)}", "a bool")
+            )
     info = {name: _plain(environment, method, name, value) for name, value in answer.info.items()}
     _check_text(environment, method, answer.observation)
     # NumPy's numbers are taken, and become Python's own: JSON has no others.
@@ -112,13 +129,17 @@ def _plain(environment: object, method: str, name: str, value: Any) -> str | int
         return value
     if not isinstance(value, Real):
         kinds = "a str, int, float or bool"
-        raise ContractBroken(_wrong(environment, method, f"gave info[{name!r}], which is {_kind(value)}", kinds))
+        raise ContractBroken(
+            _wrong(environment, method, f"gave info[{name!r}], which is {_kind(value)}", kinds)
+        )
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _check_text(environment: object, method: str, text: Any) -> None:
     if not isinstance(text, str):
-        raise ContractBroken(_wrong(environment, method, f"gave an observation that is {_kind(text)}", "a str"))
+        raise ContractBroken(
+            _wrong(environment, method, f"gave an observation that is {_kind(text)}", "a str")
+        )
     if len(text) > MAX_ANSWER_CHARS:
         got = f"gave an observation of {len(text):,} characters"
         raise ContractBroken(_wrong(environment, method, got, f"at most {MAX_ANSWER_CHARS:,}"))
@@ -130,5 +151,9 @@ def _wrong(environment: object, method: str, got: str, expected: str) -> str:
 
 def _kind(value: object) -> str:
     kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     return "None" if value is None else f"a {name}"

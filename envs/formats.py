@@ -63,7 +63,10 @@ class Command:
         parts = _HOLE.split(self.words)
         return re.compile(
             # Lazy, so that an argument ends where the words that follow it first occur.
-            "".join(f"(?P<{part}>.+?)" if index % 2 else re.escape(part) for index, part in enumerate(parts))
+            "".join(
+                f"(?P<{part}>.+?)" if index % 2 else re.escape(part)
+                for index, part in enumerate(parts)
+            )
         )
 
     def __str__(self) -> str:
@@ -77,11 +80,15 @@ class Unreadable:
     reason: str
 
 
-def read_action(text: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str | Unreadable:
+def read_action(
+    text: str, action_format: ActionFormat, commands: Sequence[Command] = ()
+) -> str | Unreadable:
     """Return the action that the text names: one stripped line of at most MAX_ACTION_CHARS, never empty."""
     match action_format:
         case "plain":
-            return bound_length(_first_line(text) or Unreadable("The reply is empty. Reply with one action."))
+            return bound_length(
+                _first_line(text) or Unreadable("The reply is empty. Reply with one action.")
+            )
         case "react":
             return bound_length(_read_react(text))
         case "function":
@@ -95,22 +102,30 @@ def read_action(text: str, action_format: ActionFormat, commands: Sequence[Comma
 def read_call(call: ToolCall, commands: Sequence[Command]) -> str | Unreadable:
     """Return the action that a call of a tool names, with the limits of `read_action`."""
     try:
-        arguments = json.loads(call.arguments or "{}") if len(call.arguments) < _MAX_CALL_CHARS else None
+        arguments = (
+            json.loads(call.arguments or "{}") if len(call.arguments) < _MAX_CALL_CHARS else None
+        )
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        return Unreadable(f"The arguments of a call are a JSON object of at most {_MAX_CALL_CHARS} characters.")
+        return Unreadable(
+            f"The arguments of a call are a JSON object of at most {_MAX_CALL_CHARS} characters."
+        )
     return bound_length(_fill(call.name, arguments, commands))
 
 
 def bound_length(action: str | Unreadable) -> str | Unreadable:
     """Return the action unchanged, or Unreadable if it is too long."""
     if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
-        return Unreadable(f"An action has {MAX_ACTION_CHARS} characters at most; this one has {len(action)}.")
+        return Unreadable(
+            f"An action has {MAX_ACTION_CHARS} characters at most; this one has {len(action)}."
+        )
     return action
 
 
-def write_action(action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str:
+def write_action(
+    action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()
+) -> str:
     """Return a reply that takes the action: the inverse of `read_action`. The format `plain` omits the thought.
 
     Raises ValueError if the format is a call and no command has these words. The thought of a `native` reply is its
@@ -125,7 +140,10 @@ def write_action(action: str, thought: str, action_format: ActionFormat, command
             return f"Thought: {thought}\nAction: {action}"
         case "function":
             name, arguments = _parse_call(action, commands)
-            return json.dumps({"thought": thought, "function_name": name, "arguments": arguments}, ensure_ascii=False)
+            return json.dumps(
+                {"thought": thought, "function_name": name, "arguments": arguments},
+                ensure_ascii=False,
+            )
         case "code":
             name, arguments = _parse_call(action, commands)
             call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
@@ -133,7 +151,9 @@ def write_action(action: str, thought: str, action_format: ActionFormat, command
             return f"```python\n# {' '.join(thought.split())}\n{name}({call})\n```"
 
 
-def write_reply(action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> Reply:
+def write_reply(
+    action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()
+) -> Reply:
     """Return a reply that takes the action, as `write_action` does, with the call if the format is `native`."""
     text = write_action(action, thought, action_format, commands)
     if action_format != "native":
@@ -184,10 +204,14 @@ def explain(action_format: ActionFormat, commands: Sequence[Command]) -> str:
 def _read_react(text: str) -> str | Unreadable:
     parts = _ACTION.split(text)
     if len(parts) == 1:
-        return Unreadable('There is no "Action:" in the reply. Write a thought, then one action after "Action:".')
+        return Unreadable(
+            'There is no "Action:" in the reply. Write a thought, then one action after "Action:".'
+        )
     # As AgentGym's clients do. The second action rests on an answer that the model has only imagined.
     if len(parts) > 2:
-        return Unreadable(f"There are {len(parts) - 1} actions in the reply. Take one action at a time.")
+        return Unreadable(
+            f"There are {len(parts) - 1} actions in the reply. Take one action at a time."
+        )
     # A model that keeps generating may start its next thought on the action's own line.
     action = _THOUGHT.split(_first_line(parts[1]))[0].strip()
     return action or Unreadable('There is nothing after "Action:". Write one action there.')
@@ -202,7 +226,9 @@ def _read_function(text: str, commands: Sequence[Command]) -> str | Unreadable:
     except (ValueError, RecursionError):
         call = None
     if not isinstance(call, dict):
-        return Unreadable("There is no JSON object in the reply. Reply with one that names a function.")
+        return Unreadable(
+            "There is no JSON object in the reply. Reply with one that names a function."
+        )
     name, arguments = call.get("function_name"), call.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return Unreadable('The object needs "function_name", a text, and "arguments", an object.')
@@ -232,10 +258,14 @@ def find_fenced(text: str, *languages: str) -> list[str]:
 def _read_code(text: str, commands: Sequence[Command]) -> str | Unreadable:
     blocks = find_fenced(text[:_MAX_CALL_CHARS], "python", "py", "")
     if len(blocks) != 1:
-        return Unreadable(f"There are {len(blocks)} Python blocks in the reply. Write one, with one call.")
+        return Unreadable(
+            f"There are {len(blocks)} Python blocks in the reply. Write one, with one call."
+        )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a SyntaxWarning about "\\d" in a reply helps nobody who reads our stderr
+            warnings.simplefilter(
+                "ignore"
+            )  # a SyntaxWarning about "\\d" in a reply helps nobody who reads our stderr
             statements = ast.parse(blocks[0]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Unreadable("The block is not Python. Write one call in it.")
@@ -249,12 +279,20 @@ def _fill_call(name: str, call: ast.Call, commands: Sequence[Command]) -> str | 
     try:
         positional = [ast.literal_eval(argument) for argument in call.args]
         # `**arguments` has no name and is left out here, so that the counts below differ and the call is rejected.
-        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        named = {
+            str(keyword.arg): ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if keyword.arg
+        }
     # What Python's documentation lists for malformed literals.
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return Unreadable(f"An argument of {name} is no literal. Write texts and numbers as they are.")
+        return Unreadable(
+            f"An argument of {name} is no literal. Write texts and numbers as they are."
+        )
     names = next((command.arguments for command in commands if command.name == name), ())
-    if len(positional) > len(names) or len(positional) + len(named) != len(call.args) + len(call.keywords):
+    if len(positional) > len(names) or len(positional) + len(named) != len(call.args) + len(
+        call.keywords
+    ):
         return Unreadable(f"{name} takes {len(names)} arguments: {', '.join(names) or 'none'}.")
     return _fill(name, dict(zip(names, positional, strict=False)) | named, commands)
 
@@ -263,12 +301,16 @@ def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) 
     """Return the words of the command `name` with these arguments."""
     command = next((command for command in commands if command.name == name), None)
     if command is None:
-        return Unreadable(f"There is no function {name[:50]!r}. There are: {', '.join(c.name for c in commands)}.")
+        return Unreadable(
+            f"There is no function {name[:50]!r}. There are: {', '.join(c.name for c in commands)}."
+        )
     if set(arguments) != set(command.arguments):
         return Unreadable(f"The arguments of {name} are: {', '.join(command.arguments) or 'none'}.")
     values = {key: write_value(value) for key, value in arguments.items()}
     if None in values.values():
-        return Unreadable(f"The arguments of {name} are texts, or numbers of at most {MAX_DIGITS} digits.")
+        return Unreadable(
+            f"The arguments of {name} are texts, or numbers of at most {MAX_DIGITS} digits."
+        )
     if not command.lines:  # a newline in an argument must not become a second line of the action
         values = {key: " ".join((value or "").split()) for key, value in values.items()}
     action = _HOLE.sub(lambda hole: values[hole[1]] or "", command.words).strip()
@@ -292,7 +334,9 @@ def _parse_call(action: str, commands: Sequence[Command]) -> tuple[str, dict[str
     for command in commands:
         if match := command.pattern.fullmatch(action):
             return command.name, match.groupdict()
-    raise ValueError(f"no command has the words of {action!r}; there are {', '.join(c.words for c in commands)}")
+    raise ValueError(
+        f"no command has the words of {action!r}; there are {', '.join(c.words for c in commands)}"
+    )
 
 
 def _first_line(text: str) -> str:

@@ -58,7 +58,9 @@ G = TypeVar("G", bound=Game)
 class GameExpert:
     """The expert. It follows the game's own advice and does not read the observation."""
 
-    def __init__(self, game: Game, action_format: ActionFormat, commands: Sequence[Command]) -> None:
+    def __init__(
+        self, game: Game, action_format: ActionFormat, commands: Sequence[Command]
+    ) -> None:
         self._game, self._format, self._commands = game, action_format, commands
 
     def act(self, observation: str) -> str:
@@ -154,12 +156,20 @@ class GameEnvironment(ABC, Generic[G]):
             reply = {"plain": "", "react": "\nReply in two lines:\nThought: why\nAction: command"}
             short = f"Commands: {' | '.join(spell_command(command) for command in self.commands)}"
             return short + reply.get(self._format, "\n" + explain(self._format, self.commands))
-        listed = "".join(f"{spell_command(command)}: {command.meaning}\n" for command in self.commands)
-        named = "" if self._format in ("function", "code") else f"Each turn you give one command:\n{listed}"
+        listed = "".join(
+            f"{spell_command(command)}: {command.meaning}\n" for command in self.commands
+        )
+        named = (
+            ""
+            if self._format in ("function", "code")
+            else f"Each turn you give one command:\n{listed}"
+        )
         return named + explain(self._format, self.commands)
 
     def unknown(self, task_id: str) -> ConfigError:
-        return ConfigError(f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them")
+        return ConfigError(
+            f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them"
+        )
 
     def _current(self) -> G:
         if self._game is None:
@@ -204,7 +214,9 @@ def hashed_split(task_id: str) -> Split:
 def split_tasks(category_of: Mapping[str, str], test: int) -> tuple[TaskSpec, ...]:
     """Return the tasks in the given order. The `test` tasks whose ids have the lowest sha256 form the test split."""
     # A hash draws the test tasks: no random generator that a new Python may change, and no pattern of the order.
-    held_out = frozenset(sorted(category_of, key=lambda task_id: sha256(task_id.encode()).digest())[:test])
+    held_out = frozenset(
+        sorted(category_of, key=lambda task_id: sha256(task_id.encode()).digest())[:test]
+    )
     return tuple(
         TaskSpec(task_id, "test" if task_id in held_out else "train", category)
         for task_id, category in category_of.items()

@@ -26,10 +26,22 @@ PIECES = (
 def odd_texts(sensible: str) -> list[str]:
     """Return damaged, huge and binary texts in every script, derived from a sensible reply. Always the same texts."""
     draw = Random(0)
-    noise = ["".join(chr(draw.randrange(0xD800)) for _ in range(draw.randrange(200))) for _ in range(20)]
+    noise = [
+        "".join(chr(draw.randrange(0xD800)) for _ in range(draw.randrange(200))) for _ in range(20)
+    ]
     cuts = [sensible[: draw.randrange(len(sensible) + 1)] for _ in range(10)]
     shuffled = ["".join(draw.sample(sensible, len(sensible))) for _ in range(10)]
-    fixed = ["", " ", "\n\n", "\0", "Action:", "Action: Action:", "9" * 5_000, "٣ get ٣ \U0001f642", "{}[]()\\" * 50]
+    fixed = [
+        "",
+        " ",
+        "\n\n",
+        "\0",
+        "Action:",
+        "Action: Action:",
+        "9" * 5_000,
+        "٣ get ٣ \U0001f642",
+        "{}[]()\\" * 50,
+    ]
     changed = [sensible * 2, f"{sensible}\n{sensible}", sensible.upper(), sensible * 5_000]
     return [*fixed, *changed, *noise, *cuts, *shuffled, *_with_other_literals(sensible)]
 
@@ -37,12 +49,41 @@ def odd_texts(sensible: str) -> list[str]:
 def odd_calls(tools: Tools, sensible: Sequence[ToolCall]) -> list[ToolCall]:
     """Return calls of no tool, without arguments, with too many, and with odd ones. Always the same calls."""
     names = [tool["function"]["name"] for tool in tools]
-    properties = {tool["function"]["name"]: tool["function"]["parameters"].get("properties", {}) for tool in tools}
-    odd = ["", "[]", "{", "null", "[" * 3_000, '{"no such argument": 1}', json.dumps({"x": "y" * 30_000})]
-    calls = [ToolCall(name, arguments) for name in (*names, "", "no such tool", "\ud800\0") for arguments in odd]
-    values: tuple[object, ...] = ("", "\ud800\0", "9" * 5_000, 10**400, -1, None, True, [], {"a": [{}]}, 1e308, '"\\\n')
+    properties = {
+        tool["function"]["name"]: tool["function"]["parameters"].get("properties", {})
+        for tool in tools
+    }
+    odd = [
+        "",
+        "[]",
+        "{",
+        "null",
+        "[" * 3_000,
+        '{"no such argument": 1}',
+        json.dumps({"x": "y" * 30_000}),
+    ]
+    calls = [
+        ToolCall(name, arguments)
+        for name in (*names, "", "no such tool", "\ud800\0")
+        for arguments in odd
+    ]
+    values: tuple[object, ...] = (
+        "",
+        "\ud800\0",
+        "9" * 5_000,
+        10**400,
+        -1,
+        None,
+        True,
+        [],
+        {"a": [{}]},
+        1e308,
+        '"\\\n',
+    )
     for name in names:
-        calls += [ToolCall(name, json.dumps(dict.fromkeys(properties[name], value))) for value in values]
+        calls += [
+            ToolCall(name, json.dumps(dict.fromkeys(properties[name], value))) for value in values
+        ]
     damaged = [ToolCall(call.name, call.arguments[:-1]) for call in sensible]
     return [*calls, *damaged, *sensible]
 

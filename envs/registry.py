@@ -51,14 +51,24 @@ def load(env_id: str) -> type[Environment]:
     entry, *others = _entry_points()[env_id]
     if rivals := [other for other in others if other.value != entry.value]:
         owners = " and ".join(
-            f"{candidate.value} (package {candidate.dist.name})" for candidate in (entry, *rivals) if candidate.dist
+            f"{candidate.value} (package {candidate.dist.name})"
+            for candidate in (entry, *rivals)
+            if candidate.dist
         )
-        raise ConfigError(f"environment {env_id!r} is installed twice, as {owners}: rename or uninstall one of them")
+        raise ConfigError(
+            f"environment {env_id!r} is installed twice, as {owners}: rename or uninstall one of them"
+        )
     # A full collection over what gymnasium brings holds up the event loop for 25 to 70 ms, again and again.
     with attributed(env_id, "cannot be imported"), uncollected(entry.module):
         environment: type[Environment] = entry.load()
-    methods = ("tasks", *(("drive", "grade") if hasattr(environment, "drive") else ("reset", "step")), "close")
-    lacking = [f"method {name}" for name in methods if not callable(getattr(environment, name, None))]
+    methods = (
+        "tasks",
+        *(("drive", "grade") if hasattr(environment, "drive") else ("reset", "step")),
+        "close",
+    )
+    lacking = [
+        f"method {name}" for name in methods if not callable(getattr(environment, name, None))
+    ]
     if not isinstance(getattr(environment, "version", None), str):
         lacking.append("text `version`")
     if lacking:
@@ -82,14 +92,20 @@ def attributed(env_id: str, trouble: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # the boundary: the package may be anybody's
         entry = _entry_points()[env_id][0]
         package = entry.value.partition(":")[0].partition(".")[0]
-        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        missing = (
+            (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        )
         if package == "horizonrl":
             if missing in ("", "horizonrl"):
                 raise  # a missing module of our own is a defect, not something to install
             raise MissingDependency(
                 f"environment {env_id!r} needs {missing!r}, which is not installed: pip install 'horizonrl[envs]'"
             ) from error
-        cure = "" if missing in ("", "horizonrl", package) else f": fix the import, or `pip install {missing}`"
+        cure = (
+            ""
+            if missing in ("", "horizonrl", package)
+            else f": fix the import, or `pip install {missing}`"
+        )
         says = error.msg if isinstance(error, SyntaxError) else error
         raise ConfigError(
             f"environment {env_id!r} {trouble}: {type(error).__name__}: {says} ({_raised_at(error, entry)}){cure}"
@@ -105,7 +121,11 @@ def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[Tas
     with attributed(env_id, "cannot list its tasks"):
         # A recipe has one list of options; the listing takes those that choose tasks, and `make` checks all of them.
         parameters = inspect.signature(listing).parameters
-        listed = _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in parameters})
+        listed = _call(
+            env_id,
+            listing,
+            {name: value for name, value in (options or {}).items() if name in parameters},
+        )
         if not isinstance(listed, Sequence):
             raise ConfigError(
                 f"environment {env_id!r} cannot list its tasks: {listing.__qualname__} returned a "
@@ -135,7 +155,9 @@ def select(
             f"{', '.join(sorted(known_categories))}"
         )
     selected = tuple(
-        task for task in listed if split in ("all", task.split) and (not categories or task.category in categories)
+        task
+        for task in listed
+        if split in ("all", task.split) and (not categories or task.category in categories)
     )
     if not selected:
         raise ConfigError(
@@ -164,7 +186,9 @@ def preparation(env_id: str, options: Mapping[str, Any] | None = None) -> Callab
     if prepare is None:
         return lambda: False
     parameters = inspect.signature(prepare).parameters
-    return partial(prepare, **{name: value for name, value in options.items() if name in parameters})
+    return partial(
+        prepare, **{name: value for name, value in options.items() if name in parameters}
+    )
 
 
 async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) -> str:
@@ -227,7 +251,9 @@ def _player(env_id: str, options: Mapping[str, Any] | None) -> tuple[str, Mappin
     if wrapped is None:
         return env_id, options or {}
     parameters = inspect.signature(wrapped).parameters
-    inner: tuple[str, Mapping[str, Any]] = wrapped(**{k: v for k, v in (options or {}).items() if k in parameters})
+    inner: tuple[str, Mapping[str, Any]] = wrapped(
+        **{k: v for k, v in (options or {}).items() if k in parameters}
+    )
     return inner
 
 
@@ -235,7 +261,9 @@ def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -
     try:
         return function(**options)
     except ValidationError as error:
-        wrong = (f"option {_place(e['loc'])}: {e['msg']} (got {e['input']!r})" for e in error.errors())
+        wrong = (
+            f"option {_place(e['loc'])}: {e['msg']} (got {e['input']!r})" for e in error.errors()
+        )
         raise ConfigError(f"environment {env_id!r}: {'; '.join(wrong)}") from None
 
 

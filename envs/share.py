@@ -16,5 +16,7 @@ def divide(processes: int) -> None:
 @cache
 def cores() -> int:
     """Return the cores that this process's environments may keep busy, at least 1."""
-    all_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    all_cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, all_cores // _processes)

@@ -13,7 +13,16 @@ from typing import Any
 from horizonrl.common.errors import ContractBroken, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import contract, registry
-from horizonrl.envs.api import CallsTools, Environment, Expert, Reply, Step, ToolCall, make_expert, tool_user
+from horizonrl.envs.api import (
+    CallsTools,
+    Environment,
+    Expert,
+    Reply,
+    Step,
+    ToolCall,
+    make_expert,
+    tool_user,
+)
 from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
 
@@ -71,7 +80,9 @@ class Subject:
         """Close every instance that a check has made. An instance left open would stay on its server."""
         made, self.made = self.made, []
         for environment in made:
-            with suppress(Exception):  # the check has already reported what is wrong with the environment
+            with suppress(
+                Exception
+            ):  # the check has already reported what is wrong with the environment
                 await environment.close()
 
     async def reset(self, environment: Environment, task_id: str) -> str:
@@ -95,7 +106,9 @@ class Subject:
         self.last_call = f"call({show(name)}, {show(arguments)})"
         return await self._await_step(environment, "call", user.call(ToolCall(name, arguments)))
 
-    async def _await_step(self, environment: Environment, method: str, answer: Awaitable[Step]) -> Step:
+    async def _await_step(
+        self, environment: Environment, method: str, answer: Awaitable[Step]
+    ) -> Step:
         began = time.perf_counter()
         with _judging(method):
             step: Step = await contract.await_answer(environment, method, answer)
@@ -104,7 +117,9 @@ class Subject:
         self._judge(step)
         return step
 
-    def ask_expert(self, environment: Environment, observation: str, expert: Expert | None = None) -> Reply:
+    def ask_expert(
+        self, environment: Environment, observation: str, expert: Expert | None = None
+    ) -> Reply:
         """Return what the expert of the task replies; the observation itself if there is no expert."""
         expert = expert or self.expert(environment)
         if expert is None:
@@ -112,16 +127,22 @@ class Subject:
         if tool_user(environment) is None:
             return Reply(expert.act(observation))
         if not isinstance(expert, CallsTools):
-            raise Violation("the expert of an environment that offers tools has no `reply`", "expert")
+            raise Violation(
+                "the expert of an environment that offers tools has no `reply`", "expert"
+            )
         return expert.reply(observation)
 
     def _judge(self, step: Step) -> None:
         self._measure(step.observation)
-        values = {name: getattr(step, name) for name in TYPES} | {f"info[{k!r}]": v for k, v in step.info.items()}
+        values = {name: getattr(step, name) for name in TYPES} | {
+            f"info[{k!r}]": v for k, v in step.info.items()
+        }
         for name, value in values.items():
             if not self.mistyped and not isinstance(value, TYPES.get(name, (str, int, float))):
                 kind = type(value)
-                self.mistyped = f"{name} is a {kind.__module__}.{kind.__qualname__}, after {self.last_call}"
+                self.mistyped = (
+                    f"{name} is a {kind.__module__}.{kind.__qualname__}, after {self.last_call}"
+                )
 
     def _measure(self, observation: str) -> None:
         if len(observation) > self.longest_chars:
@@ -139,12 +160,16 @@ class Subject:
             text = None if expert else next(babble, None)
             if text is None and expert is None:
                 return first, steps
-            reply = self.ask_expert(environment, observation, expert) if text is None else Reply(text)
+            reply = (
+                self.ask_expert(environment, observation, expert) if text is None else Reply(text)
+            )
             steps.append(await self.answer(environment, reply))
             if steps[-1].terminated or steps[-1].truncated:
                 return first, steps
             observation = steps[-1].observation
-        raise Violation(f"the expert has not finished task {task_id!r} after {MAX_TURNS} turns", "expert")
+        raise Violation(
+            f"the expert has not finished task {task_id!r} after {MAX_TURNS} turns", "expert"
+        )
 
     def expert(self, environment: Environment) -> Expert | None:
         """Return the expert, or None if the environment has none, or none for the task that has begun."""
@@ -161,7 +186,10 @@ class Subject:
         function = inspect.unwrap(getattr(environment, method, environment))
         try:
             return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}, {function.__qualname__}"
-        except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
+        except (
+            OSError,
+            TypeError,
+        ):  # no source file: a compiled module, or a class created at run time
             return f"{environment.__module__}, {method}"
 
     def raised_at(self, error: Exception) -> str:
@@ -175,7 +203,9 @@ class Subject:
             for frame in traceback.extract_tb(link.__traceback__)
             if frame.filename != __file__
         ]
-        frames_of_env = ([frame for frame in frames if frame.filename.startswith(source)] or frames)[-1:]
+        frames_of_env = (
+            [frame for frame in frames if frame.filename.startswith(source)] or frames
+        )[-1:]
         return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in frames_of_env)
 
 
@@ -190,4 +220,8 @@ def _judging(method: str) -> Iterator[None]:
 
 def show(text: str) -> str:
     """Return the repr of a text, cut after MAX_SHOWN characters."""
-    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}... of {len(text):,} characters"
+    return (
+        repr(text)
+        if len(text) <= MAX_SHOWN
+        else f"{text[:MAX_SHOWN]!r}... of {len(text):,} characters"
+    )

@@ -68,7 +68,9 @@ class CalledFunction(BaseModel):
         except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
-            raise ValueError(f"the arguments of {self.name} must be a JSON object, not {self.arguments[:60]!r}")
+            raise ValueError(
+                f"the arguments of {self.name} must be a JSON object, not {self.arguments[:60]!r}"
+            )
         return self
 
 
@@ -123,7 +125,11 @@ class Message(BaseModel):
         """Read the nulls that OpenAI's clients write: for every absent field, and for the content beside calls."""
         if not isinstance(value, dict):
             return value
-        written = {key: item for key, item in value.items() if item is not None or key in ("content", "value")}
+        written = {
+            key: item
+            for key, item in value.items()
+            if item is not None or key in ("content", "value")
+        }
         if written.get("tool_calls") and written.get("content", "") is None:
             written["content"] = ""
         return written
@@ -131,7 +137,9 @@ class Message(BaseModel):
     @model_validator(mode="after")
     def _refuse_others_calls(self) -> Self:
         if self.tool_calls and self.role not in AGENT:
-            raise ValueError(f"a message from {self.role} has tool_calls: only the agent calls tools")
+            raise ValueError(
+                f"a message from {self.role} has tool_calls: only the agent calls tools"
+            )
         return self
 
 
@@ -140,8 +148,12 @@ class Conversation(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    item_id: Annotated[str, Field(min_length=1, max_length=240, coerce_numbers_to_str=True)] | None = None
-    messages: tuple[Message, ...] = Field(validation_alias=AliasChoices("conversations", "messages"))
+    item_id: (
+        Annotated[str, Field(min_length=1, max_length=240, coerce_numbers_to_str=True)] | None
+    ) = None
+    messages: tuple[Message, ...] = Field(
+        validation_alias=AliasChoices("conversations", "messages")
+    )
     tools: tuple[RecordedTool, ...] = ()
 
 
@@ -224,7 +236,9 @@ class Transcripts:
 
     @classmethod
     @validate_call
-    def tasks(cls, *, path: Path | None = None, solved_at: float | None = None) -> Sequence[TaskSpec]:
+    def tasks(
+        cls, *, path: Path | None = None, solved_at: float | None = None
+    ) -> Sequence[TaskSpec]:
         """Return one task for each solved record, in the order of the file."""
         transcripts = load_transcripts(path, solved_at).transcripts
         return [TaskSpec(task_id, "train", _category(task_id)) for task_id in transcripts]
@@ -287,7 +301,9 @@ class Transcripts:
         if self._transcript is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         if self._turn == len(self._transcript.turns):
-            raise EnvironmentFailure(f"the episode is over after {self._turn} turns: reset before the next step")
+            raise EnvironmentFailure(
+                f"the episode is over after {self._turn} turns: reset before the next step"
+            )
         return self._transcript
 
 
@@ -301,15 +317,22 @@ def to_record(item_id: str, prompt: str, turns: Sequence[tuple[str, str]]) -> di
             {"from": "human", "loss": None, "value": observation},
         )
     ]
-    return {"item_id": item_id, "conversations": [{"from": "human", "loss": None, "value": prompt}, *messages[:-1]]}
+    return {
+        "item_id": item_id,
+        "conversations": [{"from": "human", "loss": None, "value": prompt}, *messages[:-1]],
+    }
 
 
 def load_transcripts(path: Path | None, solved_at: float | None = None) -> TranscriptFile:
     """Read a file or a folder. Raises ConfigError that names the file, the record and the fix."""
     if path is None:
-        raise ConfigError('transcripts need a file: give the environment options = { path = "demos.jsonl" }')
+        raise ConfigError(
+            'transcripts need a file: give the environment options = { path = "demos.jsonl" }'
+        )
     if not path.is_file() and not path.is_dir():
-        raise ConfigError(f"no transcripts at {path}: a relative path starts at {Path.cwd()}, on every machine")
+        raise ConfigError(
+            f"no transcripts at {path}: a relative path starts at {Path.cwd()}, on every machine"
+        )
     # Resolved, so that the cache holds a file once however its path is written.
     return _load(path.resolve(), solved_at)
 
@@ -326,15 +349,28 @@ def _load(path: Path, solved_at: float | None) -> TranscriptFile:
     if not records:
         raise ConfigError(f"{path} holds no record: write one a line as {FORM}")
     # Unsolved records are left out unparsed: nobody has to repair what is not imitated.
-    transcripts = [_parse(where, record) for where, record in records if _is_solved(where, record, solved_at)]
+    transcripts = [
+        _parse(where, record) for where, record in records if _is_solved(where, record, solved_at)
+    ]
     if len(transcripts) < len(records):
-        log.info("transcripts_unsolved", path=str(path), left_out=len(records) - len(transcripts), records=len(records))
+        log.info(
+            "transcripts_unsolved",
+            path=str(path),
+            left_out=len(records) - len(transcripts),
+            records=len(records),
+        )
     if not transcripts:
-        raise ConfigError(f"none of the {len(records)} records of {path} was solved: there is nothing to imitate")
-    names = _unique([item_id or f"record_{number}" for number, (item_id, _) in enumerate(transcripts)])
+        raise ConfigError(
+            f"none of the {len(records)} records of {path} was solved: there is nothing to imitate"
+        )
+    names = _unique(
+        [item_id or f"record_{number}" for number, (item_id, _) in enumerate(transcripts)]
+    )
     return TranscriptFile(
         digest=digest.hexdigest(),
-        transcripts={name: transcript for name, (_, transcript) in zip(names, transcripts, strict=True)},
+        transcripts={
+            name: transcript for name, (_, transcript) in zip(names, transcripts, strict=True)
+        },
     )
 
 
@@ -344,7 +380,9 @@ def _files(path: Path) -> Sequence[Path]:
         return [path]
     files = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
     # Such as `.ipynb_checkpoints/a.jsonl` and macOS's `._a.jsonl`.
-    return sorted(file for file in files if not any(p.startswith(".") for p in file.relative_to(path).parts))
+    return sorted(
+        file for file in files if not any(p.startswith(".") for p in file.relative_to(path).parts)
+    )
 
 
 def _decode(path: Path, content: bytes) -> str:
@@ -361,7 +399,9 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         values = _json(str(path), text)
         yield from ((f"{path}, record {number}", value) for number, value in enumerate(values))
         return
-    if re.match(r"\s*\{[ \t\r]*\n", text):  # one record over many lines, as AgentGym's evaluation writes it
+    if re.match(
+        r"\s*\{[ \t\r]*\n", text
+    ):  # one record over many lines, as AgentGym's evaluation writes it
         yield str(path), _json(str(path), text)
         return
     for number, line in enumerate(text.split("\n"), 1):
@@ -374,7 +414,9 @@ def _json(where: str, text: str) -> Any:
     try:
         return from_json(text)
     except ValueError as error:
-        raise ConfigError(f"{where} is not JSON ({error}): write a JSON list, or one record a line as {FORM}") from None
+        raise ConfigError(
+            f"{where} is not JSON ({error}): write a JSON list, or one record a line as {FORM}"
+        ) from None
 
 
 def _parse(where: str, value: Any) -> tuple[str | None, Transcript]:
@@ -388,7 +430,9 @@ def _parse(where: str, value: Any) -> tuple[str | None, Transcript]:
 
 
 def _problems(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3])
+    return "; ".join(
+        f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3]
+    )
 
 
 def _is_solved(where: str, value: Any, solved_at: float | None) -> bool:
@@ -408,16 +452,26 @@ def _fold(conversation: Conversation) -> Transcript:
     the rules is not a turn, because a rollout has a single first prompt.
     """
     messages = conversation.messages
-    begin = next((n for n, m in enumerate(messages) if m.role in AGENT and _is_turn(n, m)), len(messages))
+    begin = next(
+        (n for n, m in enumerate(messages) if m.role in AGENT and _is_turn(n, m)), len(messages)
+    )
     if begin == len(messages):
-        raise ValueError("no turn of the agent (from gpt, loss not false) is there to train on: leave the record out")
+        raise ValueError(
+            "no turn of the agent (from gpt, loss not false) is there to train on: leave the record out"
+        )
     if any(message.role == "tool" or message.tool_calls for message in messages[:begin]):
-        raise ValueError("a call of a tool stands before the first turn with loss: take the loss key of that turn away")
+        raise ValueError(
+            "a call of a tool stands before the first turn with loss: take the loss key of that turn away"
+        )
     opening = [message.text for message in messages[:begin] if message.role not in AGENT]
     if not any(opening):
-        raise ValueError(f"turn {begin} is the agent's and nothing stands before it: begin with the task (from human)")
+        raise ValueError(
+            f"turn {begin} is the agent's and nothing stands before it: begin with the task (from human)"
+        )
     if not conversation.tools and any(message.tool_calls for message in messages):
-        raise ValueError("the agent calls tools and the record lists none: give it `tools` in OpenAI's form")
+        raise ValueError(
+            "the agent calls tools and the record lists none: give it `tools` in OpenAI's form"
+        )
     turns: list[str] = []
     observations: list[str] = []
     calls: dict[int, tuple[AnsweredCall, ...]] = {}
@@ -429,9 +483,13 @@ def _fold(conversation: Conversation) -> Transcript:
         if message.tool_calls:
             results = _results(number, message, messages)
             number += len(results)
-            made = [ToolCall(call.function.name, call.function.arguments) for call in message.tool_calls]
+            made = [
+                ToolCall(call.function.name, call.function.arguments) for call in message.tool_calls
+            ]
             answers = results or [""] * len(made)
-            calls[len(turns)] = tuple(AnsweredCall(*pair) for pair in zip(made, answers, strict=True))
+            calls[len(turns)] = tuple(
+                AnsweredCall(*pair) for pair in zip(made, answers, strict=True)
+            )
             observations.append("\n".join(results))
         elif number < len(messages):
             _check(number, messages[number], agents=False)
@@ -463,7 +521,11 @@ def _results(number: int, caller: Message, messages: Sequence[Message]) -> list[
             "write one per call"
         )
     ids = [call.id for call in caller.tool_calls]
-    if all(result.tool_call_id in ids for result in results) and None not in ids and len({*ids}) == len(ids):
+    if (
+        all(result.tool_call_id in ids for result in results)
+        and None not in ids
+        and len({*ids}) == len(ids)
+    ):
         results.sort(key=lambda result: ids.index(result.tool_call_id))
     return [result.text for result in results]
 
@@ -479,7 +541,9 @@ def _check(number: int, message: Message, agents: bool) -> None:
     """Raise ValueError unless the message may stand at this position of an episode."""
     if (message.role in AGENT) is not agents or message.role in ("system", "tool"):
         expected = "gpt" if agents else "human"
-        raise ValueError(f"turn {number} is from {message.role} where {expected} must follow: join or split messages")
+        raise ValueError(
+            f"turn {number} is from {message.role} where {expected} must follow: join or split messages"
+        )
     if agents and message.loss is False:
         raise ValueError(
             f"turn {number} is the agent's with loss false after one with loss: an episode is trained as a whole; end "

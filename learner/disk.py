@@ -82,7 +82,12 @@ def require_disk(config: RunConfig, model_dir: Path) -> None:
     config.run_dir.mkdir(parents=True, exist_ok=True)
     places = [config.run_dir / name for name in (CHECKPOINTS, WEIGHTS, BEST)]
     free, held = shutil.disk_usage(config.run_dir).free, sum(_sizes(places))
-    log.info("disk_planned", training_gb=_gb(need.training), episodes_gb=_gb(need.episodes), free_gb=_gb(free))
+    log.info(
+        "disk_planned",
+        training_gb=_gb(need.training),
+        episodes_gb=_gb(need.episodes),
+        free_gb=_gb(free),
+    )
     if free + held >= need.training:
         return
     reason = (
@@ -103,7 +108,9 @@ def count_parameters(model_dir: Path, lora_rank: int) -> tuple[int, int]:
     """
     shapes = tensor_shapes(*weight_files(model_dir))
     parameters = sum(math.prod(shape) for shape in shapes.values())
-    adapters = sum(lora_rank * sum(shape) for name, shape in shapes.items() if name.endswith("_proj.weight"))
+    adapters = sum(
+        lora_rank * sum(shape) for name, shape in shapes.items() if name.endswith("_proj.weight")
+    )
     return parameters, adapters if lora_rank else parameters
 
 

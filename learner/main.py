@@ -36,7 +36,9 @@ from horizonrl.learner.records.journal import Journal, only_learner
 from horizonrl.learner.settings import collecting_rules, engine_settings
 
 
-async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, str], service: Service) -> None:
+async def run_learner(
+    config: RunConfig, model_dir: Path, identity: dict[str, str], service: Service
+) -> None:
     """Run one rank of the learner until SIGTERM or the last step. Rank 0 leads; the others follow its calls."""
 
     async def learn(engine: EngineThread, vocabulary: int) -> None:
@@ -60,7 +62,11 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
 
 
 def open_ports(
-    config: RunConfig, transport: Transport, engine: EngineThread, stopping: asyncio.Event, metrics: Metrics
+    config: RunConfig,
+    transport: Transport,
+    engine: EngineThread,
+    stopping: asyncio.Event,
+    metrics: Metrics,
 ) -> Ports:
     signer = TicketSigner.load(config.run.name, config.broker.ticket_key)
     return Ports(
@@ -70,19 +76,25 @@ def open_ports(
         fence=Fence(transport),
         engine=engine,
         journal=Journal(config.run_dir),
-        checkpoints=CheckpointStore(config.run_dir / CHECKPOINTS, keep=config.learner.keep_checkpoints),
+        checkpoints=CheckpointStore(
+            config.run_dir / CHECKPOINTS, keep=config.learner.keep_checkpoints
+        ),
         metrics=metrics,
         stopping=stopping,
         settings=config.settings.model_copy(update={"ticket_key": signer.fingerprint}),
     )
 
 
-def learner_state(config: RunConfig, rules: Rules, planned: Sequence[EvalTask] = ()) -> LearnerState:
+def learner_state(
+    config: RunConfig, rules: Rules, planned: Sequence[EvalTask] = ()
+) -> LearnerState:
     """Return the state of a run that has not begun; `planned` are the tasks of every evaluation round, in order."""
     # The learner draws no tasks: it tells how the curriculum draws, from what it has consumed.
     adaptive = config.curriculum.kind == "adaptive"
     sources = sources_of(config.envs) if adaptive else ()
-    return LearnerState(config, rules, Curriculum(config.run.seed, sources, adaptive=adaptive), planned)
+    return LearnerState(
+        config, rules, Curriculum(config.run.seed, sources, adaptive=adaptive), planned
+    )
 
 
 def build_loop(
@@ -119,7 +131,9 @@ def build_loop(
     )
 
 
-def run_record(config: RunConfig, model: Mapping[str, str], planned: Sequence[EvalTask]) -> RunRecord:
+def run_record(
+    config: RunConfig, model: Mapping[str, str], planned: Sequence[EvalTask]
+) -> RunRecord:
     """Return what checkpoints say of a run; `model` has the digests of model, tokenizer and template."""
     identity = dict(model)
     if planned:

@@ -44,6 +44,8 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     return Broker(find(request))
 
 
-async def fill(transport: Transport, count: int, subject: str = "groups.train", prefix: str = "m") -> None:
+async def fill(
+    transport: Transport, count: int, subject: str = "groups.train", prefix: str = "m"
+) -> None:
     for index in range(count):
         await transport.publish(subject, b"%d" % index, message_id=f"{prefix}-{index}")

@@ -33,7 +33,9 @@ class Completions:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     url: str = ""
-    sampler: ScriptedPolicy = field(default_factory=lambda: ScriptedPolicy(max_context_tokens=256, token_s=0.002))
+    sampler: ScriptedPolicy = field(
+        default_factory=lambda: ScriptedPolicy(max_context_tokens=256, token_s=0.002)
+    )
     """Whose tokens answer a prompt of ids."""
     cancelled: int = 0
     """Requests with ids whose client left before the answer."""
@@ -46,8 +48,12 @@ class Completions:
             status, headers, text = fault
             return web.Response(status=status, headers=headers, text=text)
         message = {"role": "assistant", "content": self.says}
-        usage = None if self.tokens is None else {"prompt_tokens": 9, "completion_tokens": self.tokens}
-        return web.json_response({"id": "x", "choices": [{"index": 0, "message": message}], "usage": usage})
+        usage = (
+            None if self.tokens is None else {"prompt_tokens": 9, "completion_tokens": self.tokens}
+        )
+        return web.json_response(
+            {"id": "x", "choices": [{"index": 0, "message": message}], "usage": usage}
+        )
 
     async def continue_ids(self, request: web.Request) -> web.Response:
         body = await request.json()

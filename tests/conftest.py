@@ -47,7 +47,9 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSe
     """A server on a free port; give each test a run name of its own."""
     directory = tmp_path_factory.mktemp("nats")
     # Each run of a test reserves 4 GiB and writes hardly any: by default that ends at three quarters of the free disk.
-    server = EmbeddedServer(directory, extra=f'jetstream {{ store_dir: "{directory}", max_file: 1TB }}')
+    server = EmbeddedServer(
+        directory, extra=f'jetstream {{ store_dir: "{directory}", max_file: 1TB }}'
+    )
     with asyncio.Runner() as runner:
         runner.run(server.start())
         yield server

@@ -17,7 +17,9 @@ _TENSORS = "learner/engine/test_gpu_tensors.py"
 _HOST = "learner/engine/test_host_memory.py"
 
 BRANCHES: dict[str, tuple[str, ...]] = {
-    "actors.engines.vllm:_start_engine sees_gpu": (f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",),
+    "actors.engines.vllm:_start_engine sees_gpu": (
+        f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",
+    ),
     "actors.engines.vllm:_start_engine on_cpu": (
         f"{_VLLM}::test_on_a_gpu_the_engine_is_spawned_and_samples_without_a_compiler",
         f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",
@@ -50,7 +52,9 @@ BRANCHES: dict[str, tuple[str, ...]] = {
         f"{_GPUS}::test_slices_count_instead_of_the_gpu_that_they_divide",
         f"{_GPUS}::test_the_environment_says_which_gpus_are_there",
     ),
-    "common.gpus:ask_nvidia_smi nvidia-smi": (f"{_GPUS}::test_without_gpus_there_is_nothing_to_refuse",),
+    "common.gpus:ask_nvidia_smi nvidia-smi": (
+        f"{_GPUS}::test_without_gpus_there_is_nothing_to_refuse",
+    ),
     "common.gpus:has_gpu torch.cuda.is_available": (
         f"{_VLLM}::test_a_gpu_is_found_without_starting_cuda",
         f"{_GPUS}::test_without_gpus_there_is_nothing_to_refuse",
@@ -73,7 +77,9 @@ BRANCHES: dict[str, tuple[str, ...]] = {
         f"{_TENSORS}::test_tensors_that_no_kernel_takes_are_attended_to_by_segment",
         f"{_ATTENTION}::test_a_gpu_without_the_kernel_attends_segment_by_segment",
     ),
-    "learner.engine.attention:on_flash is_cuda": (f"{_ATTENTION}::test_the_kernel_is_asked_for_what_it_does_alone",),
+    "learner.engine.attention:on_flash is_cuda": (
+        f"{_ATTENTION}::test_the_kernel_is_asked_for_what_it_does_alone",
+    ),
     "learner.engine.attention:on_flash torch.cuda.get_device_capability": (
         f"{_ATTENTION}::test_the_kernel_is_asked_for_what_it_does_alone",
     ),
@@ -106,7 +112,9 @@ BRANCHES: dict[str, tuple[str, ...]] = {
         f"{_TENSORS}::test_a_gpus_weights_are_copied_into_pinned_memory",
         f"{_HOST}::test_a_model_on_a_cpu_is_not_copied",
     ),
-    "learner.engine.host_memory:_pin pin_memory": (f"{_TENSORS}::test_a_gpus_weights_are_copied_into_pinned_memory",),
+    "learner.engine.host_memory:_pin pin_memory": (
+        f"{_TENSORS}::test_a_gpus_weights_are_copied_into_pinned_memory",
+    ),
     "learner.engine.lora:merged device.type": (
         f"{_TENSORS}::test_adapters_are_merged_where_the_weights_are",
         "learner/engine/test_lora.py::test_torch_and_numba_merge_to_the_same_bits",
@@ -148,7 +156,9 @@ BRANCHES: dict[str, tuple[str, ...]] = {
     "learner.engine.step:_take_gpu torch.cuda.set_device": (
         f"{_PROCESS}::test_each_rank_takes_its_gpu_and_its_share_of_the_cores",
     ),
-    "learner.engine.step:build_scorer device.type": (f"{_ATTENTION}::test_layers_keep_their_products_on_a_cpu_alone",),
+    "learner.engine.step:build_scorer device.type": (
+        f"{_ATTENTION}::test_layers_keep_their_products_on_a_cpu_alone",
+    ),
     "learner.engine.transfer:to_device device.type": (
         f"{_TENSORS}::test_an_array_goes_to_a_gpu_from_pinned_memory_and_is_not_waited_for",
     ),
@@ -171,7 +181,9 @@ BRANCHES: dict[str, tuple[str, ...]] = {
         f"{_DOCTOR}::test_doctor_and_train_say_how_to_use_the_gpus_of_a_machine_set_up_for_cpus",
         f"{_DOCTOR}::test_doctor_names_the_gpus_that_torch_sees",
     ),
-    "ops.cli.doctor:_gpus torch.cuda.device_count": (f"{_DOCTOR}::test_doctor_names_the_gpus_that_torch_sees",),
+    "ops.cli.doctor:_gpus torch.cuda.device_count": (
+        f"{_DOCTOR}::test_doctor_names_the_gpus_that_torch_sees",
+    ),
     "ops.cli.doctor:_gpus torch.cuda.get_device_properties": (
         f"{_DOCTOR}::test_doctor_names_the_gpus_that_torch_sees",
     ),

@@ -47,7 +47,9 @@ def vllm_engine(tiny_models: tuple[Path, Path]) -> Iterator[Played]:
     first, second = (model / "model.safetensors" for model in tiny_models)
     with asyncio.Runner() as runner:
         before = set(psutil.Process().children(recursive=True))
-        settings = InferenceSettings(tiny_models[0], max_context_tokens=256, slots=8, kv_cache_mib=16)
+        settings = InferenceSettings(
+            tiny_models[0], max_context_tokens=256, slots=8, kv_cache_mib=16
+        )
         policy = runner.run(VllmPolicy.start(settings))
         started = set(psutil.Process().children(recursive=True)) - before
         yield Played(runner, policy, first, second)
@@ -56,7 +58,8 @@ def vllm_engine(tiny_models: tuple[Path, Path]) -> Iterator[Played]:
         sockets.term()  # vLLM leaves that to the collector, whose warning would fail whatever test runs then
         assert sockets.closed
         _, left = psutil.wait_procs(
-            [child for child in started if "resource_tracker" not in " ".join(command_line(child))], 10
+            [child for child in started if "resource_tracker" not in " ".join(command_line(child))],
+            10,
         )
     os.environ.clear()
     os.environ.update(environment)

@@ -41,9 +41,30 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
     try:
         for name in names:
             _ip("netns", "add", name)
-        _ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        _ip(
+            "link",
+            "add",
+            names[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            names[1],
+            "netns",
+            names[1],
+        )
         for machine in machines:
-            _ip("-n", machine.interface, "addr", "add", f"{machine.address}/30", "dev", machine.interface)
+            _ip(
+                "-n",
+                machine.interface,
+                "addr",
+                "add",
+                f"{machine.address}/30",
+                "dev",
+                machine.interface,
+            )
             _ip("-n", machine.interface, "link", "set", machine.interface, "up")
             _ip("-n", machine.interface, "link", "set", "lo", "up")
         found = (machines[0], machines[1])
@@ -53,4 +74,6 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
         yield found
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=10)
+            subprocess.run(
+                ["ip", "netns", "del", name], check=False, capture_output=True, timeout=10
+            )

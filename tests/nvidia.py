@@ -14,7 +14,9 @@ GPU 1: NVIDIA H100 (UUID: GPU-bb)
 """
 
 
-def put_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, listed: str, code: int = 0) -> None:
+def put_nvidia_smi(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, listed: str, code: int = 0
+) -> None:
     """Put an `nvidia-smi` that prints `listed` on the PATH, and let this process see what it lists."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{listed}END\nexit {code}\n")

@@ -18,7 +18,11 @@ from horizonrl.common.types import (
 
 
 def make_ticket(
-    number: int = 0, kind: Kind = Kind.TRAIN, group_size: int = 2, version: int = 0, horizon_turns: int = 4
+    number: int = 0,
+    kind: Kind = Kind.TRAIN,
+    group_size: int = 2,
+    version: int = 0,
+    horizon_turns: int = 4,
 ) -> Ticket:
     return Ticket(
         number=number,
@@ -51,7 +55,10 @@ def make_turn(
 
 
 def make_episode(
-    index: int, *turns: Turn, stop: StopReason = StopReason.TERMINATED, branches: Sequence[Branch] = ()
+    index: int,
+    *turns: Turn,
+    stop: StopReason = StopReason.TERMINATED,
+    branches: Sequence[Branch] = (),
 ) -> Episode:
     return Episode(
         index=index,
@@ -73,13 +80,18 @@ def branched_episode(index: int, reward: float = 1.0, version: int = 0) -> Episo
         make_turn((12,), version),
         make_turn((13, 14), version, reward, branch=2),
     )
-    branches = (Branch(prompt_ids=(20, 21), prompt="sub"), Branch(prompt_ids=(1, 2, 3, 5, 6, 22), prompt="edited"))
+    branches = (
+        Branch(prompt_ids=(20, 21), prompt="sub"),
+        Branch(prompt_ids=(1, 2, 3, 5, 6, 22), prompt="edited"),
+    )
     return make_episode(index, *turns, branches=branches)
 
 
 def half_trained_episode(index: int, reward: float = 1.0) -> Episode:
     """Return a single sequence whose first turn carries no loss."""
-    return make_episode(index, make_turn((5, 6), answer=(7,), trained=False), make_turn((8,), reward=reward))
+    return make_episode(
+        index, make_turn((5, 6), answer=(7,), trained=False), make_turn((8,), reward=reward)
+    )
 
 
 def make_group(
@@ -92,7 +104,9 @@ def make_group(
     episodes = [
         make_episode(index, stop=StopReason.ENV_ERROR)
         if reward is None
-        else make_episode(index, make_turn((5, 6, index), version, answer=(7,)), make_turn((8,), version, reward))
+        else make_episode(
+            index, make_turn((5, 6, index), version, answer=(7,)), make_turn((8,), version, reward)
+        )
         for index, reward in enumerate(rewards)
     ]
     return Group(

@@ -40,10 +40,15 @@ logprobs = st.floats(max_value=0.0, width=32, allow_nan=False, allow_infinity=Fa
 kinds = st.sampled_from(Kind)
 policies = st.builds(PolicyVersion, version=counts, lineage=counts)
 tasks = st.builds(
-    Task, env_id=names, task_id=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+    Task,
+    env_id=names,
+    task_id=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
 )
 samplings = st.builds(
-    Sampling, temperature=st.floats(0, 10), max_turn_tokens=st.integers(1, 4096), seed=st.none() | counts
+    Sampling,
+    temperature=st.floats(0, 10),
+    max_turn_tokens=st.integers(1, 4096),
+    seed=st.none() | counts,
 )
 
 
@@ -71,7 +76,10 @@ def turns(draw: st.DrawFn) -> Turn:
     return Turn(
         output_ids=tuple(draw(st.lists(token_ids, min_size=tokens, max_size=tokens))),
         logprobs=tuple(draw(st.lists(logprobs, min_size=tokens, max_size=tokens))),
-        spans=tuple(VersionSpan(version=draw(versions), lineage=draw(counts), tokens=length) for length in lengths),
+        spans=tuple(
+            VersionSpan(version=draw(versions), lineage=draw(counts), tokens=length)
+            for length in lengths
+        ),
         observation_ids=tuple(draw(st.lists(token_ids, max_size=4))),
         reward=draw(st.floats(-1e9, 1e9)),
         text=draw(texts),
@@ -79,11 +87,15 @@ def turns(draw: st.DrawFn) -> Turn:
     )
 
 
-branches = st.builds(Branch, prompt_ids=st.lists(token_ids, min_size=1, max_size=4).map(tuple), prompt=texts)
+branches = st.builds(
+    Branch, prompt_ids=st.lists(token_ids, min_size=1, max_size=4).map(tuple), prompt=texts
+)
 
 
 @st.composite
-def branched(draw: st.DrawFn, played: list[Turn], *, whole: bool) -> tuple[tuple[Turn, ...], tuple[Branch, ...]]:
+def branched(
+    draw: st.DrawFn, played: list[Turn], *, whole: bool
+) -> tuple[tuple[Turn, ...], tuple[Branch, ...]]:
     """Spread turns over branches, each of which gets one at least; with `whole`, one turn at least is trained."""
     places: list[int] = []
     for _ in played:

@@ -63,7 +63,14 @@ THINKING = (
 )
 """In the manner of Qwen3.5: a thought before the calls since the last user's message."""
 MARKED_SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>")
-MARKED_ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MARKED_ADDED = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 MARKED = (
     "{%- if tools %}{{- '<|system|>\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{%- endif %}"
     "{%- for message in messages %}{%- if message.role == 'assistant' %}{{- '<|assistant|>\n<think></think>' }}"

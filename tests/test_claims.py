@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "docs" / "studies"
-CLAIMS: list[Mapping[str, Any]] = tomllib.loads((ROOT / "docs" / "claims.toml").read_text())["claim"]
+CLAIMS: list[Mapping[str, Any]] = tomllib.loads((ROOT / "docs" / "claims.toml").read_text())[
+    "claim"
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FACTS = ("command", "seeds", "commit", "machine")
 MOST_BYTES = 20_000_000
@@ -28,7 +30,9 @@ def value_at(results: Any, path: str) -> Any:
         elif step.isdecimal():
             results = results[int(step)]
         else:
-            results = next(entry for entry in results if step in (entry.get("variant"), entry.get("name")))
+            results = next(
+                entry for entry in results if step in (entry.get("variant"), entry.get("name"))
+            )
     return results
 
 
@@ -41,14 +45,19 @@ def shown_as(value: float, how: str) -> str:
 
 def holds(text: str, number: str) -> bool:
     """Return whether a text holds a number: not as a part of another one, nor under another sign. `5-11` holds 11."""
-    return re.search(rf"(?<![\d.,+])(?<![^\d]-){re.escape(number)}(?!\d|[.,]\d)", f" {text}") is not None
+    return (
+        re.search(rf"(?<![\d.,+])(?<![^\d]-){re.escape(number)}(?!\d|[.,]\d)", f" {text}")
+        is not None
+    )
 
 
 def wrong_numbers(claim: Mapping[str, Any], studies: Path) -> Iterator[str]:
     """Yield a sentence for each number that the claim's text does not hold."""
     for name, path, how in (entry.split() for entry in claim["numbers"]):
         try:
-            expected = shown_as(value_at(json.loads((studies / f"{name}.json").read_text()), path), how)
+            expected = shown_as(
+                value_at(json.loads((studies / f"{name}.json").read_text()), path), how
+            )
         except (OSError, KeyError, IndexError, StopIteration, ValueError, TypeError) as error:
             yield f"{name}.json has no {path} for {how} ({type(error).__name__})"
             continue
@@ -57,7 +66,9 @@ def wrong_numbers(claim: Mapping[str, Any], studies: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim["text"])
-def test_a_page_holds_the_text_of_a_claim_and_the_text_the_studys_numbers(claim: Mapping[str, Any]) -> None:
+def test_a_page_holds_the_text_of_a_claim_and_the_text_the_studys_numbers(
+    claim: Mapping[str, Any],
+) -> None:
     page = " ".join((ROOT / claim["page"]).read_text().split())
     assert claim["text"] in page, f"{claim['page']}: change docs/claims.toml with the page"
     assert claim["numbers"]
@@ -97,11 +108,19 @@ def test_what_a_study_says_of_its_variants_is_the_mean_of_its_runs(path: Path) -
     for contrast in study.get("contrasts", []):
         if contrast["axis"] == "end":
             one, other = runs[contrast["variant"]], runs[contrast["against"]]
-            paired = [rate(one[seed]["final"]) - rate(other[seed]["final"]) for seed in one.keys() & other.keys()]
+            paired = [
+                rate(one[seed]["final"]) - rate(other[seed]["final"])
+                for seed in one.keys() & other.keys()
+            ]
             assert fmean(paired) == pytest.approx(contrast["difference"]["mean"])
 
 
-RESULTS = {"variants": [{"variant": "long", "final": {"mean": 0.489}}, {"variant": "short", "final": {"mean": -0.011}}]}
+RESULTS = {
+    "variants": [
+        {"variant": "long", "final": {"mean": 0.489}},
+        {"variant": "short", "final": {"mean": -0.011}},
+    ]
+}
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,20 @@ def found(page: Path) -> Iterator[tuple[str, bool]]:
 
 
 FOUND = {(page.relative_to(ROOT).as_posix(), *each) for page in PAGES for each in found(page)}
-TYPED = sorted((page, text) for page, text, typed in FOUND if typed and text.startswith("horizonrl"))
-TOLD = sorted((page, text) for page, text, typed in FOUND if not typed and text.startswith("horizonrl"))
+TYPED = sorted(
+    (page, text) for page, text, typed in FOUND if typed and text.startswith("horizonrl")
+)
+TOLD = sorted(
+    (page, text) for page, text, typed in FOUND if not typed and text.startswith("horizonrl")
+)
 MAKE = sorted((page, text) for page, text, _ in FOUND if text.startswith("make"))
 
 
 def test_the_commands_are_found() -> None:
     typed = {words(command)[0] for _, command in TYPED}
-    assert typed >= {command.partition(" ")[0] for command in command_names()}, "a command that no page shows"
+    assert typed >= {command.partition(" ")[0] for command in command_names()}, (
+        "a command that no page shows"
+    )
     assert {"make train", "make test"} <= {command.partition("  ")[0] for _, command in MAKE}
 
 
@@ -93,7 +99,9 @@ def test_a_command_that_prose_mentions_has_these_options(
         parse([name, *deeper, "--help"])
     assert ended.value.code == 0, page
     text = capsys.readouterr().out
-    for option in (word.strip("[]") for word in rest if word.strip("[").startswith("--") and "." not in word):
+    for option in (
+        word.strip("[]") for word in rest if word.strip("[").startswith("--") and "." not in word
+    ):
         assert re.search(rf"{option}\b", text), f"{page}: {name} has no {option}"
 
 
@@ -105,7 +113,9 @@ def test_a_target_of_make_is_there(page: str, command: str) -> None:
 
 
 def test_an_extra_that_is_named_is_there() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for page in PAGES:
         for named in re.findall(r"horizonrl\[([\w,]+)\]", page.read_text()):
             assert set(named.split(",")) <= {*extras, "KIND"}, page
@@ -121,7 +131,10 @@ def check_files(arguments: Namespace) -> None:
     for recipe in [*getattr(arguments, "recipes", ()), *getattr(arguments, "recipe", ())]:
         assert stands_for_another(recipe) or (ROOT / find_recipe(recipe)).is_file(), recipe
     if study := getattr(arguments, "file", None):
-        assert stands_for_another(study) or (ROOT / "ops/recipes/studies" / study).with_suffix(".toml").is_file(), study
+        assert (
+            stands_for_another(study)
+            or (ROOT / "ops/recipes/studies" / study).with_suffix(".toml").is_file()
+        ), study
 
 
 def check_keys(arguments: Namespace, overrides: Sequence[str]) -> None:
@@ -133,8 +146,12 @@ def check_keys(arguments: Namespace, overrides: Sequence[str]) -> None:
         for env_id in arguments.env_ids:
             check_options(env_id, given.get("options", {}) | given.get(env_id, {}))
         return
-    own, options = split_options(overrides) if arguments.command == "eval" else (list(overrides), {})
-    config = RunConfig.load(there, [token for token in own if not stands_for_another(token.partition(".")[2])])
+    own, options = (
+        split_options(overrides) if arguments.command == "eval" else (list(overrides), {})
+    )
+    config = RunConfig.load(
+        there, [token for token in own if not stands_for_another(token.partition(".")[2])]
+    )
     for env_id in getattr(arguments, "env", None) or [env.id for env in config.envs]:
         check_options(env_id, options)
 

@@ -37,7 +37,9 @@ def question(node: ast.AST) -> str | None:
         case ast.Attribute():
             words = ATTRIBUTES.search(ast.unparse(node))
             return words[1] if words else None
-        case ast.Compare(left=left, comparators=[*others]) if not any(map(question, (left, *others))):
+        case ast.Compare(left=left, comparators=[*others]) if not any(
+            map(question, (left, *others))
+        ):
             return _text((left, *others))
         case ast.List(elts=elements):
             return _text(elements)
@@ -45,7 +47,10 @@ def question(node: ast.AST) -> str | None:
 
 
 def _text(nodes: list[ast.expr] | tuple[ast.expr, ...]) -> str | None:
-    return next((node.value for node in nodes if isinstance(node, ast.Constant) and node.value in TEXTS), None)
+    return next(
+        (node.value for node in nodes if isinstance(node, ast.Constant) and node.value in TEXTS),
+        None,
+    )
 
 
 def questions(tree: ast.AST, function: str = "") -> Iterator[tuple[str, int]]:
@@ -81,17 +86,23 @@ def suite_names(file: str) -> set[str]:
         node.name
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
-        and not any(word in ast.unparse(mark) for mark in node.decorator_list for word in (".slow", ".skip"))
+        and not any(
+            word in ast.unparse(mark) for mark in node.decorator_list for word in (".slow", ".skip")
+        )
     }
 
 
 def test_every_branch_on_a_device_has_tests_in_the_table() -> None:
     new = [f"{line}: {place}" for place, line in places().items() if place not in BRANCHES]
-    assert new == [], "each needs a test that takes it on a CPU, and a row in tests/cuda_branches.py"
+    assert new == [], (
+        "each needs a test that takes it on a CPU, and a row in tests/cuda_branches.py"
+    )
 
 
 def test_every_row_of_the_table_is_a_branch_of_the_code() -> None:
-    assert set(BRANCHES) - set(places()) == set(), "is in tests/cuda_branches.py and not in the code"
+    assert set(BRANCHES) - set(places()) == set(), (
+        "is in tests/cuda_branches.py and not in the code"
+    )
 
 
 @pytest.mark.parametrize("place", BRANCHES)
@@ -107,7 +118,10 @@ def test_the_tests_of_a_branch_are_in_the_suite(place: str) -> None:
         ("if tensor.device.type == 'cuda': pass", ["device.type"]),
         ("if 'cuda' == kind: pass", ["cuda"]),
         ("rows = ROWS_BYTES[device.type]", ["device.type"]),
-        ("fast = q.is_cuda and torch.cuda.get_device_capability(q)", ["is_cuda", "torch.cuda.get_device_capability"]),
+        (
+            "fast = q.is_cuda and torch.cuda.get_device_capability(q)",
+            ["is_cuda", "torch.cuda.get_device_capability"],
+        ),
         ("on_gpu = has_gpu(torch)", ["has_gpu"]),
         ("place = 'a' if on_gpu else 'b'", ["on_gpu"]),
         ("empty(3, pin_memory=True).pin_memory()", ["pin_memory", "pin_memory"]),

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 ROOT = Path(__file__).parents[1]
 PLACES = ("*.md", "docs/**/*.md", "examples/*.md", "examples/*/*.md", "broker/*.md")
 PAGES = [page for places in PLACES for page in ROOT.glob(places)]
@@ -48,7 +50,9 @@ def test_a_linked_symbol_is_defined_in_its_file(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_names_no_line_of_a_file(page: Path) -> None:
-    assert not re.findall(r"\]\([^)]*#L\d+\)", page.read_text()), "lines move: link the file, with a symbol's name"
+    assert not re.findall(r"\]\([^)]*#L\d+\)", page.read_text()), (
+        "lines move: link the file, with a symbol's name"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -62,7 +66,9 @@ def test_a_row_is_part_of_a_table(page: Path) -> None:
 def test_links_lead_to_sections(page: Path) -> None:
     for target, anchor in ANCHORED.findall(FENCED.sub("", page.read_text())):
         there = (page.parent / target).resolve() if target else page
-        assert anchor in anchors(there), f"{target}#{anchor}: {there.name} has {', '.join(sorted(anchors(there)))}"
+        assert anchor in anchors(there), (
+            f"{target}#{anchor}: {there.name} has {', '.join(sorted(anchors(there)))}"
+        )
 
 
 def anchors(page: Path) -> set[str]:
@@ -96,7 +102,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
     pages = {file.relative_to(site).as_posix(): file for file in site.rglob("*.html")}
-    assert {"index.html", "protocol.html", "contributing.html", "environments/textcraft.html"} <= pages.keys()
+    assert {
+        "index.html",
+        "protocol.html",
+        "contributing.html",
+        "environments/textcraft.html",
+    } <= pages.keys()
     for name, file in [*pages.items(), *((str(file), file) for file in site.rglob("*.css"))]:
         assert not FETCHED.search(file.read_text()), name
 
@@ -117,16 +128,22 @@ def test_the_sites_search_works_from_the_disk(site: Path) -> None:
         page.goto((site / "environments" / "your-own.html").as_uri())
         page.click(".md-search__input")
         page.keyboard.type("staleness")
-        expect(page.locator(".md-search-result__meta")).to_contain_text("matching documents", timeout=20_000)
+        expect(page.locator(".md-search-result__meta")).to_contain_text(
+            "matching documents", timeout=20_000
+        )
         # The results are drawn a while after their number.
-        expect(page.locator("a.md-search-result__link[href*='invariants.html']").first).to_be_attached(timeout=20_000)
+        expect(
+            page.locator("a.md-search-result__link[href*='invariants.html']").first
+        ).to_be_attached(timeout=20_000)
         assert set(asked) <= {"file", "blob", "data"}
         browser.close()
 
 
 def test_the_readmes_environment_passes_the_check(tmp_path: Path) -> None:
     """The class of the README, installed as a package would be: a module and an entry point."""
-    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    code = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     (tmp_path / "readme_guess.py").write_text("".join(code))
     package = tmp_path / "readme_guess-1.dist-info"
     package.mkdir()

@@ -30,7 +30,9 @@ def test_quick_tests_pass_in_ascii_without_a_home_under_a_strict_umask_and_in_an
 ) -> None:
     folder = tmp_path / "temporary files"
     folder.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "LANG")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("HOME", "LANG")
+    }
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", *PARTS],
         cwd=ROOT,

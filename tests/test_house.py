@@ -11,7 +11,9 @@ from horizonrl.ops.pages import tree
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = tree.PACKAGES
-SOURCES = [file for package in (*PACKAGES, "tests", "examples") for file in (ROOT / package).rglob("*.py")]
+SOURCES = [
+    file for package in (*PACKAGES, "tests", "examples") for file in (ROOT / package).rglob("*.py")
+]
 
 
 def name(file: Path) -> str:
@@ -59,7 +61,11 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
     fields = {id(line.target) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
               for line in node.body if isinstance(line, ast.AnnAssign)}  # fmt: skip
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+        if (
+            isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Store)
+            and id(node) not in fields
+        ):
             yield node.id, node.lineno
         elif isinstance(node, ast.arg):
             yield node.arg, node.lineno
@@ -68,7 +74,12 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 def test_no_variable_is_a_preposition() -> None:
     """A loop over `of` or `at` makes a reader stumble."""
     loops = re.compile(r"\bfor (?:of|at|to|by)\b(?:, \w+)* in\b")
-    found = [f"{name(file)}:{place}" for file in SOURCES for place, line in numbered(file) if loops.search(line)]
+    found = [
+        f"{name(file)}:{place}"
+        for file in SOURCES
+        for place, line in numbered(file)
+        if loops.search(line)
+    ]
     assert found == []
 
 

@@ -25,7 +25,9 @@ print(sorted(set({heavy!r}) & set(sys.modules)))
 
 
 def run_python(code: str) -> str:
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     return answer.stdout.strip()
 
 
@@ -54,7 +56,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy.mkdir()
     for name in (*PACKAGES, "__init__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(out),
+        str(copy),
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return next(out.glob("*.whl"))
 
@@ -64,7 +75,12 @@ def test_the_wheel_holds_every_module_and_no_bare_top_level_package(wheel: Path)
     assert {name.split("/")[0] for name in names} == {"horizonrl", "horizonrl-0.1.0.dist-info"}
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*"):
-            if {"kubernetes", "dashboards", "helm", "site"} & set(file.parts):  # what is deployed from the repository
+            if {"kubernetes", "dashboards", "helm", "site"} & set(
+                file.parts
+            ):  # what is deployed from the repository
                 continue
-            if file.suffix in (".py", ".json", ".toml", ".css", ".html", ".js") and "__pycache__" not in file.parts:
+            if (
+                file.suffix in (".py", ".json", ".toml", ".css", ".html", ".js")
+                and "__pycache__" not in file.parts
+            ):
                 assert f"horizonrl/{file.relative_to(ROOT).as_posix()}" in names

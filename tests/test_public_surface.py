@@ -32,7 +32,9 @@ def members(kind: type) -> list[str]:
 
 def signatures(seam: type) -> dict[str, str]:
     methods = inspect.getmembers(seam, inspect.isfunction)
-    return {name: str(inspect.signature(method)) for name, method in methods if not name.startswith("_")}
+    return {
+        name: str(inspect.signature(method)) for name, method in methods if not name.startswith("_")
+    }
 
 
 def test_the_environment_seam() -> None:
@@ -47,7 +49,9 @@ def test_the_environment_seam() -> None:
         "call": "(self, call: horizonrl.envs.api.ToolCall) -> horizonrl.envs.api.Step",
         "tools": "(self) -> tuple[collections.abc.Mapping[str, typing.Any], ...]",
     }
-    assert signatures(CallsTools) == {"reply": "(self, observation: str) -> horizonrl.envs.api.Reply"}
+    assert signatures(CallsTools) == {
+        "reply": "(self, observation: str) -> horizonrl.envs.api.Reply"
+    }
     assert list(inspect.signature(ToolCall).parameters) == ["name", "arguments"]
     assert list(inspect.signature(Reply).parameters) == ["text", "calls"]
     assert list(inspect.signature(Step).parameters) == [
@@ -63,7 +67,10 @@ def test_the_environment_seam() -> None:
 
 
 def test_the_policy_seam() -> None:
-    assert {name: list(inspect.signature(getattr(Policy, name)).parameters)[1:] for name in signatures(Policy)} == {
+    assert {
+        name: list(inspect.signature(getattr(Policy, name)).parameters)[1:]
+        for name in signatures(Policy)
+    } == {
         "apply": ["weights", "version", "words"],
         "close": [],
         "generate": ["ids", "max_tokens", "temperature", "stop_ids", "seed"],
@@ -106,7 +113,11 @@ def test_the_engine_seam() -> None:
 
 def test_the_python_api() -> None:
     functions = {name: getattr(horizonrl, name) for name in horizonrl.__all__}
-    shown = {name: str(inspect.signature(each)) for name, each in functions.items() if inspect.isfunction(each)}
+    shown = {
+        name: str(inspect.signature(each))
+        for name, each in functions.items()
+        if inspect.isfunction(each)
+    }
     config, run, evaluation = "RunConfig", "Run", "Evaluation"
     choice = "choice: horizonrl.ops.evaluation.plan.Choice | None = None"
     overrides = "overrides: collections.abc.Mapping[str, typing.Any] | None = None"
@@ -128,11 +139,26 @@ def test_the_python_api() -> None:
     assert {name: members(functions[name]) for name in API_CLASSES} == {
         "Evaluation": ["episodes", "results", "rows"],
         "LiveRun": sorted([*run_members, "running", "stop", "wait"]),
-        "RunningCommand": ["command", "output", "process", "running", "said", "start", "stop", "wait"],
+        "RunningCommand": [
+            "command",
+            "output",
+            "process",
+            "running",
+            "said",
+            "start",
+            "stop",
+            "wait",
+        ],
         "Rows": ["column", "columns", "count", "index", "to_pandas"],
         "Run": run_members,
         "RunEvent": ["kind", "measures", "step", "success_rate", "total_steps"],
     }
-    assert str(inspect.signature(horizonrl.Run.episodes)).startswith("(self, *, held_out: bool = False) -> ")
-    assert str(inspect.signature(horizonrl.Run.export)).startswith("(self, out: str | pathlib.Path, *, best: bool = ")
-    assert str(inspect.signature(horizonrl.Run.follow)).startswith("(self, after_step: int = 0) -> ")
+    assert str(inspect.signature(horizonrl.Run.episodes)).startswith(
+        "(self, *, held_out: bool = False) -> "
+    )
+    assert str(inspect.signature(horizonrl.Run.export)).startswith(
+        "(self, out: str | pathlib.Path, *, best: bool = "
+    )
+    assert str(inspect.signature(horizonrl.Run.follow)).startswith(
+        "(self, after_step: int = 0) -> "
+    )

@@ -14,7 +14,9 @@ PACKAGES = ("common", "broker", "envs", "actors", "learner", "ops")
 def modules() -> dict[str, Path]:
     """Return the file of every module, by its import name."""
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
-    names = [".".join(("horizonrl", *file.relative_to(ROOT).with_suffix("").parts)) for file in files]
+    names = [
+        ".".join(("horizonrl", *file.relative_to(ROOT).with_suffix("").parts)) for file in files
+    ]
     return dict(zip((name.removesuffix(".__init__") for name in names), files, strict=True))
 
 
@@ -41,7 +43,10 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_no_two_files_import_each_other_directly_or_through_others() -> None:
     files = modules()
-    graph = {name: {*imported(ast.parse(file.read_text()), files)} - {name} for name, file in files.items()}
+    graph = {
+        name: {*imported(ast.parse(file.read_text()), files)} - {name}
+        for name, file in files.items()
+    }
     assert sum(map(len, graph.values())) > 500, "the imports are found"
     assert circle(graph) == []
 
@@ -73,10 +78,20 @@ def test_configuration_stops_at_the_first_level_of_a_role() -> None:
     readers = set()
     for name, file in modules().items():
         if name.startswith(("horizonrl.actors.", "horizonrl.learner.")) and file.stem != "__init__":
-            imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+            imports = [
+                node
+                for node in ast.walk(ast.parse(file.read_text()))
+                if isinstance(node, ast.ImportFrom)
+            ]
             if any(alias.name == "RunConfig" for node in imports for alias in node.names):
                 readers.add(name.removeprefix("horizonrl."))
-    assert readers == {"actors.main", "learner.main", "learner.controller.main", "learner.disk", "learner.settings"}
+    assert readers == {
+        "actors.main",
+        "learner.main",
+        "learner.controller.main",
+        "learner.disk",
+        "learner.settings",
+    }
 
 
 def test_no_file_of_ops_imports_from_the_command_lines_main() -> None:

@@ -31,7 +31,11 @@ def image(words: dict[str, Any]) -> bytes:
     for name, array in words.items():
         first = len(data)
         data += array.astype("<u2").tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": [first, len(data)]}
+        header[name] = {
+            "dtype": "BF16",
+            "shape": list(array.shape),
+            "data_offsets": [first, len(data)],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data
@@ -50,7 +54,10 @@ class RandomLearner:
     ) -> None:
         self.transport, self.lineage, self.version = transport, lineage, start
         self.random = np.random.default_rng(lineage)
-        self.words = {name: self.random.integers(0, 1 << 16, shape, np.uint16) for name, shape in shapes.items()}
+        self.words = {
+            name: self.random.integers(0, 1 << 16, shape, np.uint16)
+            for name, shape in shapes.items()
+        }
         self.publisher = WeightsPublisher(transport, Fence(transport), folder, share_files=False)
         self.images: dict[PolicyVersion, bytes] = {}
         self.digests: dict[PolicyVersion, str] = {}
@@ -100,11 +107,19 @@ class AdapterLearner(RandomLearner):
     """Publishes random adapters of a frozen random model, of which `model.a` has one."""
 
     def __init__(
-        self, transport: Transport, folder: Path, lineage: int = 0, start: int = 0, rank: int = 3, seed: int = 7
+        self,
+        transport: Transport,
+        folder: Path,
+        lineage: int = 0,
+        start: int = 0,
+        rank: int = 3,
+        seed: int = 7,
     ) -> None:
         super().__init__(transport, folder, lineage, start)
         frozen = np.random.default_rng(seed)
-        self.words = {name: rounded(frozen.normal(size=s).astype(np.float32)) for name, s in SHAPES.items()}
+        self.words = {
+            name: rounded(frozen.normal(size=s).astype(np.float32)) for name, s in SHAPES.items()
+        }
         outputs, inputs = SHAPES["model.a"]
         sides = {"A": (rank, inputs), "B": (outputs, rank)}
         self.adapters = {f"model.a.lora_{side}": self.draw(*shape) for side, shape in sides.items()}
@@ -125,7 +140,9 @@ class AdapterLearner(RandomLearner):
         policy = PolicyVersion(version=self.version, lineage=self.lineage)
         file = self.publisher.path_for(policy)
         merged = merged_words(self.words["model.a"], *self.adapters.values())
-        self.images = {policy: image(self.words | {"model.a": merged})} | dict(list(self.images.items())[:KEPT])
+        self.images = {policy: image(self.words | {"model.a": merged})} | dict(
+            list(self.images.items())[:KEPT]
+        )
         file.write_bytes(self.images[policy])
         file.with_suffix(ADAPTERS).write_bytes(image(self.adapters))
         await self.publisher.publish(policy, digest_file(file))

@@ -9,7 +9,16 @@ from typing import Any, Literal, TypeVar
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import ToolCall, Tools
 
-__all__ = ["THINK", "THOUGHT", "ChatMessage", "Disguise", "Message", "ToolCall", "Tools", "as_template_reads"]
+__all__ = [
+    "THINK",
+    "THOUGHT",
+    "ChatMessage",
+    "Disguise",
+    "Message",
+    "ToolCall",
+    "Tools",
+    "as_template_reads",
+]
 
 T = TypeVar("T")
 
@@ -20,8 +29,28 @@ MARKS = tuple(map(chr, range(0xE000, 0xF900)))
 
 FIELDS = frozenset(
     (
-        *("role", "content", "reasoning_content", "name", "arguments", "id", "type", "tool_calls", "tool_call_id"),
-        *("function", "description", "parameters", "properties", "required", "items", "enum", "default", "anyOf"),
+        *(
+            "role",
+            "content",
+            "reasoning_content",
+            "name",
+            "arguments",
+            "id",
+            "type",
+            "tool_calls",
+            "tool_call_id",
+        ),
+        *(
+            "function",
+            "description",
+            "parameters",
+            "properties",
+            "required",
+            "items",
+            "enum",
+            "default",
+            "anyOf",
+        ),
     )
 )
 ROLES_AND_TYPES = frozenset(
@@ -65,9 +94,16 @@ def as_template_reads(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             entry |= {"tool_call_id": call_id, "name": name}
         elif message.calls:
             # Nine letters and digits: what the strictest templates in use ask for.
-            called = [(f"c{position:04d}{index:04d}", call.name) for index, call in enumerate(message.calls)]
+            called = [
+                (f"c{position:04d}{index:04d}", call.name)
+                for index, call in enumerate(message.calls)
+            ]
             entry["tool_calls"] = [
-                {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
+                {
+                    "id": call_id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": arguments_of(call)},
+                }
                 for (call_id, _), call in zip(called, message.calls, strict=True)
             ]
         conversation.append(entry)
@@ -81,7 +117,9 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise ConfigError(f"the arguments of a call of {call.name[:80]!r} are no JSON object: {call.arguments[:80]!r}")
+        raise ConfigError(
+            f"the arguments of a call of {call.name[:80]!r} are no JSON object: {call.arguments[:80]!r}"
+        )
     return arguments
 
 
@@ -104,7 +142,9 @@ class Disguise:
         # `repr` spells private characters as escapes.
         mark = next((mark for mark in MARKS if f"\\u{ord(mark):04x}" not in written), None)
         if mark is None:
-            raise ConfigError(f"a conversation has all {len(MARKS)} private characters of Unicode: leave one out")
+            raise ConfigError(
+                f"a conversation has all {len(MARKS)} private characters of Unicode: leave one out"
+            )
         return mark
 
     def hide(self, value: T, mark: str) -> T:
@@ -133,7 +173,9 @@ class Disguise:
             return text
         sizes = range(1, min(self._longest, len(text) + 1))
         places = {len(text) - size for size in sizes if text[-size:] in self._starts}
-        if any(text[:size] in self._ends for size in sizes) or any(text in token for token in self._special):
+        if any(text[:size] in self._ends for size in sizes) or any(
+            text in token for token in self._special
+        ):
             places.add(0)
         for token in self._special:
             position = text.find(token)

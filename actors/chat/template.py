@@ -13,7 +13,14 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from horizonrl.actors.chat.messages import THINK, THOUGHT, ChatMessage, Disguise, Tools, as_template_reads
+from horizonrl.actors.chat.messages import (
+    THINK,
+    THOUGHT,
+    ChatMessage,
+    Disguise,
+    Tools,
+    as_template_reads,
+)
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.model_dir import model_config
 from horizonrl.envs.api import ToolCall
@@ -26,7 +33,11 @@ TOOL = {
     "function": {
         "name": "probe",
         "description": "⟦description⟧",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}},
+            "required": ["place"],
+        },
     },
 }
 SPACE = r"[^\S\x1c-\x1f]*"
@@ -76,20 +87,31 @@ class ChatTemplate:
         given: `tools_problem` says why.
         """
         if not tokenizer.chat_template:
-            raise ConfigError("the tokenizer has no chat template: use an instruction-tuned model's directory")
+            raise ConfigError(
+                "the tokenizer has no chat template: use an instruction-tuned model's directory"
+            )
         self.tokenizer = tokenizer
         self._end_ids = tuple(end_ids)
-        self._disguise = self._tool_disguise = Disguise(())  # the template's own text shows what is to be hidden
+        self._disguise = self._tool_disguise = Disguise(
+            ()
+        )  # the template's own text shows what is to be hidden
         talk, tool_use = self._own_tokens()
         self._own = talk | tool_use
         tokens = tokenizer.added_tokens_decoder.items()
         self._special = {
-            str(token): int(token_id) for token_id, token in tokens if token.special or str(token) in talk | tool_use
+            str(token): int(token_id)
+            for token_id, token in tokens
+            if token.special or str(token) in talk | tool_use
         }
         special = {str(token) for _, token in tokens if token.special}
         self._disguise, self._tool_disguise = Disguise(special | talk), Disguise(self._special)
-        self._inside, self._inside_turn = _inside(self._special.keys() - special), _inside(talk - special)
-        self._special_text = _as_written({str(token): token for _, token in tokens if str(token) in self._special})
+        self._inside, self._inside_turn = (
+            _inside(self._special.keys() - special),
+            _inside(talk - special),
+        )
+        self._special_text = _as_written(
+            {str(token): token for _, token in tokens if str(token) in self._special}
+        )
         self._problem = lru_cache(self._find_problem)
         # Before the first ticket: a text that the tokenizer changes would be changed in every episode of the run.
         if problem := self._problem(("user",)) or self._system_problem():
@@ -101,7 +123,9 @@ class ChatTemplate:
     @classmethod
     def load(cls, model_dir: Path) -> "ChatTemplate":
         """Read the tokenizer and the chat template of a Hugging Face directory."""
-        from transformers import AutoTokenizer  # seconds of import that a template made of a tokenizer does not need
+        from transformers import (
+            AutoTokenizer,
+        )  # seconds of import that a template made of a tokenizer does not need
 
         # Beside a tekken.json, transformers would take Mistral's own tokenizer, which has no chat template.
         tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
@@ -113,10 +137,14 @@ class ChatTemplate:
     def check_vocabulary(self, config: Mapping[str, Any]) -> None:
         """Raise ConfigError if a conversation may have tokens that the model of this configuration does not know."""
         text = config.get("text_config")
-        size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+        size = config.get("vocab_size") or (
+            text.get("vocab_size") if isinstance(text, dict) else None
+        )
         # No content becomes a special token, so one that the template does not write is never used: Gemma 3 has one
         # for images beyond the embedding of its text models.
-        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        special = {
+            str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special
+        }
         unused = special - self._own
         beyond = [
             (token_id, token)
@@ -139,7 +167,9 @@ class ChatTemplate:
         try:
             return self.render((ChatMessage("system", system), user))
         except ConfigError as error:
-            raise ConfigError(f"rollout.system_prompt cannot be given to this model: {error}") from None
+            raise ConfigError(
+                f"rollout.system_prompt cannot be given to this model: {error}"
+            ) from None
 
     def delta(self, last_output_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         """Return the ids that follow a generation: its turn's end unless sampled, the observation, the next prompt."""
@@ -152,7 +182,9 @@ class ChatTemplate:
         """
         return self._encode(*self._mark(messages, tools))
 
-    def extend(self, last_output_ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def extend(
+        self, last_output_ids: Sequence[int], messages: Sequence[ChatMessage]
+    ) -> tuple[int, ...]:
         """Return the ids that follow a generation: its turn's end unless sampled, the messages, the next prompt.
 
         The messages are results of tools, then those of users and the system. Raises ConfigError for others, and for a
@@ -162,7 +194,9 @@ class ChatTemplate:
             raise ConfigError(problem)
         # The last generation is an argument, not a text to encode: sampled ids are never edited (token exactness).
         mark = self._disguise.mark_for(messages)
-        text = self._write((ChatMessage("user", USER), ChatMessage("assistant", ANSWER), *messages), (), mark)
+        text = self._write(
+            (ChatMessage("user", USER), ChatMessage("assistant", ANSWER), *messages), (), mark
+        )
         # Cut out of a whole conversation: a template may render the last turn in another way than the ones before.
         tail = text.partition(ANSWER)[2]
         last = tuple(last_output_ids[-1:])
@@ -190,7 +224,11 @@ class ChatTemplate:
             return True
         # The tokenizer's own batch leaves Python's lock to the event loop; `encode` keeps it.
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
-        ids = self._encode_plain(text) if fast is None else fast.encode_batch([text], add_special_tokens=False)[0].ids
+        ids = (
+            self._encode_plain(text)
+            if fast is None
+            else fast.encode_batch([text], add_special_tokens=False)[0].ids
+        )
         return len(ids) > tokens
 
     @cached_property
@@ -220,12 +258,17 @@ class ChatTemplate:
     def encode_reply(self, reply: ChatMessage) -> tuple[int, ...]:
         """Return the ids of an assistant's message as the template writes it, calls and all, with the end of turn."""
         mark = self._disguise.mark_for((reply,))
-        user, results = ChatMessage("user", USER), stand_ins(("tool",) * len(reply.calls) or ("user",))
+        user, results = (
+            ChatMessage("user", USER),
+            stand_ins(("tool",) * len(reply.calls) or ("user",)),
+        )
         prompt = self._write((user,), ())
         text = self._write((user, reply, *results), (), mark)
         tail = self._tail(tuple(message.role for message in results), (user,), ())
         if not text.startswith(prompt) or not text.endswith(tail):
-            raise ConfigError("the chat template writes a reply in another way than it asks for one")
+            raise ConfigError(
+                "the chat template writes a reply in another way than it asks for one"
+            )
         # Where a role's marker ends the turn before it, that of results ends one with calls.
         end = self._first_special(tail)
         ids = self._encode(text[len(prompt) : len(text) - len(tail)], mark)
@@ -276,7 +319,9 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(message.role for message in messages[:8])
-            raise ConfigError(f"the chat template refuses a conversation of {roles}: {error}") from None
+            raise ConfigError(
+                f"the chat template refuses a conversation of {roles}: {error}"
+            ) from None
         return str(text)
 
     def _encode(self, text: str, mark: str) -> tuple[int, ...]:
@@ -305,14 +350,18 @@ class ChatTemplate:
             token_id
             for part in (inside or self._inside).split(text)
             if part
-            for token_id in self.tokenizer.encode(part, add_special_tokens=False, split_special_tokens=True)
+            for token_id in self.tokenizer.encode(
+                part, add_special_tokens=False, split_special_tokens=True
+            )
         )
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         # The clean-up removes spaces before punctuation: the environment would read a text that was not sampled.
         return str(
             self.tokenizer.decode(
-                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+                list(ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
             )
         )
 
@@ -337,7 +386,9 @@ class ChatTemplate:
                 return set()
             return {token for token in tokens if token in text}
 
-        return named(system, user) | named(user, answer, user), named(user, calling, result, tools=(TOOL,))
+        return named(system, user) | named(user, answer, user), named(
+            user, calling, result, tools=(TOOL,)
+        )
 
     def _tail(self, shape: Sequence[str], before: Sequence[ChatMessage], tools: Tools) -> str:
         """Return what the template writes after an assistant's content. Raises ConfigError if it is not appended."""
@@ -346,7 +397,9 @@ class ChatTemplate:
         head, answered, tail = whole.partition(ANSWER)
         missing = ["assistant"] * (not answered) + [m.role for m in after if m.content not in tail]
         if missing:
-            raise ConfigError(f"the chat template leaves out {missing[0]} messages: it cannot hold a conversation")
+            raise ConfigError(
+                f"the chat template leaves out {missing[0]} messages: it cannot hold a conversation"
+            )
         prompt, last = self._write(before, tools), before[-1].content
         if not head.startswith(prompt[: prompt.rfind(last) + len(last)]):
             raise ConfigError(
@@ -359,7 +412,10 @@ class ChatTemplate:
 
         They can if what the template appends depends neither on the conversation so far, nor on its calls and tools.
         """
-        if not re.fullmatch("(tool )*((user|system) )*", "".join(f"{role} " for role in shape)) or not shape:
+        if (
+            not re.fullmatch("(tool )*((user|system) )*", "".join(f"{role} " for role in shape))
+            or not shape
+        ):
             return f"{' and '.join(shape) or 'no'} messages cannot follow a reply: give tools' results, then a user's"
         user, answer, called = (
             ChatMessage("user", USER),
@@ -367,7 +423,10 @@ class ChatTemplate:
             ChatMessage("tool", "⟦result⟧"),
         )
         with_calls = ChatMessage("assistant", "⟦earlier⟧", (CALL,))
-        histories: list[tuple[tuple[ChatMessage, ...], Tools]] = [((user,), ()), ((user, answer, user), ())]
+        histories: list[tuple[tuple[ChatMessage, ...], Tools]] = [
+            ((user,), ()),
+            ((user, answer, user), ()),
+        ]
         if "tool" in shape:
             histories += [((user,), (TOOL,)), ((user, with_calls, called), (TOOL,))]
         try:
@@ -385,7 +444,9 @@ class ChatTemplate:
         try:
             calling = ChatMessage("assistant", ANSWER, (CALL,) * shape.count("tool"))
             return self._write((user, calling, *results), (TOOL,))
-        except ConfigError:  # a template of one call a turn, whose policy may write two all the same
+        except (
+            ConfigError
+        ):  # a template of one call a turn, whose policy may write two all the same
             return self._write((user, ChatMessage("assistant", ANSWER, (CALL,)), *results), (TOOL,))
 
     def _system_problem(self) -> str:
@@ -394,7 +455,11 @@ class ChatTemplate:
             lost = SYSTEM not in self._write(messages, ())
         except ConfigError:  # it says so itself when one is given
             return ""
-        return "the chat template leaves out system messages: it cannot hold a conversation" if lost else ""
+        return (
+            "the chat template leaves out system messages: it cannot hold a conversation"
+            if lost
+            else ""
+        )
 
     def _tools_problem(self) -> str:
         user, calling = ChatMessage("user", USER), ChatMessage("assistant", ANSWER, (CALL,))
@@ -416,7 +481,10 @@ class ChatTemplate:
         ours = list(self.render(conversation))
         # Ids and not texts: where a decoder writes a space after a special token (Llama 2), the ids are right.
         theirs = self.tokenizer.apply_chat_template(
-            as_template_reads(conversation), add_generation_prompt=True, tokenize=True, return_dict=False
+            as_template_reads(conversation),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
         )
         if ours != list(theirs):
             raise ConfigError(
@@ -428,7 +496,9 @@ class ChatTemplate:
 def end_ids_of(model_dir: Path) -> tuple[int, ...]:
     """Return the ids with which a model's own generation settings end a reply."""
     file = model_dir / "generation_config.json"
-    ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    ids = (
+        json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    )
     return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
 
 

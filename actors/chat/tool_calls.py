@@ -69,7 +69,9 @@ def parser_for(chat: ChatTemplate, name: str | None = None) -> ToolParser:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "horizonrl":
             raise
-        raise MissingDependency(f"the parsers of tool calls need {error.name!r}, which is not installed") from error
+        raise MissingDependency(
+            f"the parsers of tool calls need {error.name!r}, which is not installed"
+        ) from error
     parser: ToolParser = find(chat, name)
     return parser
 
@@ -80,7 +82,11 @@ def divided(text: str) -> tuple[str, str]:
     if closed:
         return thoughts.strip().removeprefix(THINK).strip(), rest
     # max_tokens cut a thought: what it says is no answer, and a call in it is none.
-    return (text.strip().removeprefix(THINK).strip(), "") if text.lstrip().startswith(THINK) else ("", text)
+    return (
+        (text.strip().removeprefix(THINK).strip(), "")
+        if text.lstrip().startswith(THINK)
+        else ("", text)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,9 @@ class CallSyntax:
     @classmethod
     def of(cls, chat: ChatTemplate) -> "CallSyntax":
         """Read the tags off a call that the template writes."""
-        reply = chat.spell(chat.encode_reply(ChatMessage("assistant", "", (ToolCall("probe", "{}"),))))
+        reply = chat.spell(
+            chat.encode_reply(ChatMessage("assistant", "", (ToolCall("probe", "{}"),)))
+        )
         written = divided(chat.thought + reply)[1]
         first, last = _FIRST_TAG.match(written), _LAST_TAG.search(written)
         return cls(first[1], last[1]) if first and last and first[1] != last[1] else cls()

@@ -57,7 +57,9 @@ def _again(error: Exception) -> bool | float:
     if not isinstance(error, _Passing):
         return False
     # At least 0.01 s: a date in `Retry-After` may be in the past, and stamina waits for any number that it is given.
-    return True if error.wait_s is None else error.wait_s <= LONGEST_WAIT_S and max(error.wait_s, 0.01)
+    return (
+        True if error.wait_s is None else error.wait_s <= LONGEST_WAIT_S and max(error.wait_s, 0.01)
+    )
 
 
 class Endpoint:
@@ -100,7 +102,9 @@ class Endpoint:
         """
         address = f"{self._settings.url.rstrip('/')}/models"
         try:
-            async with self._http.get(address, allow_redirects=False, timeout=ClientTimeout(total=REACH_S)) as answer:
+            async with self._http.get(
+                address, allow_redirects=False, timeout=ClientTimeout(total=REACH_S)
+            ) as answer:
                 text = await answer.text(errors="replace")
         except (ClientError, TimeoutError, OSError, ValueError) as error:
             raise EngineDead(
@@ -120,8 +124,14 @@ class Endpoint:
 
         async def attempt() -> Reply:  # without arguments: what is retried is logged with them
             limit = {self._limit_key: body["max_tokens"]}
-            request = {"model": self._settings.model, **{k: v for k, v in body.items() if k != "max_tokens"}, **limit}
-            return await self._post(route, reply, {name: value for name, value in request.items() if value is not None})
+            request = {
+                "model": self._settings.model,
+                **{k: v for k, v in body.items() if k != "max_tokens"},
+                **limit,
+            }
+            return await self._post(
+                route, reply, {name: value for name, value in request.items() if value is not None}
+            )
 
         return await self._repeat(attempt)
 
@@ -154,7 +164,9 @@ class Endpoint:
     def _refusal(self, status: int, retry_after: str | None, text: str) -> PolicyFailure:
         sentence = f"{self.description} answered {status}: {self._quote(text)}"
         if status in REFUSED:
-            return EngineDead(f"{sentence}. Check the key's environment variable, the URL and the model's name")
+            return EngineDead(
+                f"{sentence}. Check the key's environment variable, the URL and the model's name"
+            )
         if status in PASSING:
             return _Passing(sentence, _seconds(retry_after))
         # By words, since servers share no error code. Missed, a full context would count as a failure of the endpoint.

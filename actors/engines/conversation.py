@@ -55,7 +55,9 @@ class Completion(BaseModel):
     def _generated(self) -> Self:
         """Take no content for an empty reply only if one was generated: tokens were spent, on thoughts for example."""
         choice = self.choices[0]
-        spent = choice.finish_reason == "length" or (self.usage is not None and self.usage.completion_tokens > 0)
+        spent = choice.finish_reason == "length" or (
+            self.usage is not None and self.usage.completion_tokens > 0
+        )
         if choice.message.content is None and not spent:
             raise ValueError("no content, and no sign that any was generated")
         return self
@@ -78,7 +80,10 @@ class Conversation:
         self.engine = self.endpoint.description
 
     def open(self, system: str | None, observation: str) -> tuple[int, ...]:
-        return (*(() if system is None else self._append("system", system)), *self._append("user", observation))
+        return (
+            *(() if system is None else self._append("system", system)),
+            *self._append("user", observation),
+        )
 
     def delta(self, last_output_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         return self._append("user", observation)
@@ -90,7 +95,13 @@ class Conversation:
         return self._append("assistant", text)
 
     async def generate(
-        self, ids: Sequence[int], *, max_tokens: int, temperature: float, stop_ids: Sequence[int], seed: int | None
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        stop_ids: Sequence[int],
+        seed: int | None,
     ) -> Generation:
         """Return the endpoint's next message. Nothing is known of its tokens but their number: every logprob is 0."""
         completion = await self.endpoint.ask(
@@ -104,10 +115,14 @@ class Conversation:
         message = self._append("assistant", completion.text)
         # Padded to the number of tokens, because metrics and reports count the ids of a turn.
         output = message + (COUNTED,) * (completion.tokens - 1)
-        span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
+        span = VersionSpan(
+            version=self.version.version, lineage=self.version.lineage, tokens=len(output)
+        )
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         """Reject the weights: an endpoint's are its own."""
         raise WeightsRejected(f"{self.engine} takes no weights: {version} is not applied")
 

@@ -54,7 +54,9 @@ class DrainedPolicy:
         """Sample a continuation (see Policy), once no weights are being applied."""
         self._waiting += 1
         try:
-            while not self._open.is_set():  # again, since the next version may have come before this request woke
+            while (
+                not self._open.is_set()
+            ):  # again, since the next version may have come before this request woke
                 await self._open.wait()
         finally:
             self._waiting -= 1
@@ -69,7 +71,9 @@ class DrainedPolicy:
             if not self._running:
                 self._idle.set()
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         """Wait until the generations in progress have ended, and load the weights (see Policy)."""
         async with self._applying:
             started, running = time.monotonic(), self._running

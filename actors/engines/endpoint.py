@@ -29,9 +29,13 @@ UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 async def start(settings: InferenceSettings) -> Policy:
     """Return the policy of a server that answers. Raises EngineDead when it does not, ConfigError without its URL."""
     if settings.endpoint is None:
-        raise ConfigError("actor.engine is endpoint, but actor.endpoint is not set: give the server's URL")
+        raise ConfigError(
+            "actor.engine is endpoint, but actor.endpoint is not set: give the server's URL"
+        )
     key = os.environ.get(KEY_VARIABLE, "").strip()
-    endpoint = Endpoint(EndpointSettings(settings.endpoint, model=None, key=SecretStr(key) if key else None))
+    endpoint = Endpoint(
+        EndpointSettings(settings.endpoint, model=None, key=SecretStr(key) if key else None)
+    )
     policy = EndpointPolicy(endpoint, settings.max_context_tokens)
     # Entered by hand: the connections live as long as the policy, which closes them.
     await endpoint.__aenter__()
@@ -58,7 +62,13 @@ class EndpointPolicy:
         self._closed = False
 
     async def generate(
-        self, ids: Sequence[int], *, max_tokens: int, temperature: float, stop_ids: Sequence[int], seed: int | None
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        stop_ids: Sequence[int],
+        seed: int | None,
     ) -> Generation:
         """Sample a continuation (see Policy). Raises ContextFull when the server has no room for it."""
         if self._closed:
@@ -83,12 +93,20 @@ class EndpointPolicy:
         logprobs = choice.logprobs.token_logprobs
         # Token exactness: an id without its logprob cannot be used, and a missing one would shift all that follow.
         if len(logprobs) != len(choice.token_ids) or not all(map(math.isfinite, logprobs)):
-            raise PolicyFailure(f"{self.engine} gave {len(choice.token_ids)} tokens and the logprobs {logprobs!s:.200}")
-        span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(logprobs))
+            raise PolicyFailure(
+                f"{self.engine} gave {len(choice.token_ids)} tokens and the logprobs {logprobs!s:.200}"
+            )
+        span = VersionSpan(
+            version=self.version.version, lineage=self.version.lineage, tokens=len(logprobs)
+        )
         # Rounding may lift the logprob of a certain token above 0, which a record rejects.
-        return Generation(tuple(choice.token_ids), tuple(min(0.0, logprob) for logprob in logprobs), (span,))
+        return Generation(
+            tuple(choice.token_ids), tuple(min(0.0, logprob) for logprob in logprobs), (span,)
+        )
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         """Reject the weights: the server's are its own."""
         raise WeightsRejected(f"{self.engine} takes no weights: {version} is not applied")
 

@@ -60,7 +60,9 @@ def factory(name: str) -> Callable[[InferenceSettings], Awaitable[Policy]]:
             f"{', '.join(ENGINES)}, or MODULE:FUNCTION of an installed package"
         )
     try:
-        start: Callable[[InferenceSettings], Awaitable[Policy]] = getattr(import_module(module), function)
+        start: Callable[[InferenceSettings], Awaitable[Policy]] = getattr(
+            import_module(module), function
+        )
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "horizonrl":
             raise  # ours, and not there: a defect, not something to install

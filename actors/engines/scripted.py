@@ -29,7 +29,9 @@ async def start(settings: InferenceSettings) -> Policy:
     # transformers knows that it does.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     return ScriptedPolicy(
-        vocabulary=json.loads((settings.model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"],
+        vocabulary=json.loads((settings.model_dir / "config.json").read_text(encoding="utf-8"))[
+            "vocab_size"
+        ],
         max_context_tokens=settings.max_context_tokens,
         seed=os.getpid(),  # two actors that play one ticket answer differently, as two engines would
     )
@@ -78,11 +80,15 @@ class ScriptedPolicy:
         seed: int | None,
     ) -> Generation:
         if len(ids) >= self.max_context_tokens:
-            raise PolicyFailure(f"{len(ids)} tokens leave no room in a context of {self.max_context_tokens}")
+            raise PolicyFailure(
+                f"{len(ids)} tokens leave no room in a context of {self.max_context_tokens}"
+            )
         stream = f"request {next(self._numbers)}" if seed is None else f"seed {seed}"
         # Python digests a text as a seed alike in every process, unlike `hash()`.
         dice = random.Random(f"{self._seed} {stream} {list(ids)}")
-        answer: Iterable[int] = self._script(ids) if self._script else self._random_ids(dice, stop_ids)
+        answer: Iterable[int] = (
+            self._script(ids) if self._script else self._random_ids(dice, stop_ids)
+        )
         output: list[int] = []
         versions: list[PolicyVersion] = []
         for token in itertools.islice(answer, min(max_tokens, self.max_context_tokens - len(ids))):
@@ -98,7 +104,9 @@ class ScriptedPolicy:
         logprobs = tuple(-dice.expovariate(1.0) * temperature for _ in output)
         return Generation(ids=tuple(output), logprobs=logprobs, spans=_spans(versions))
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         """Change the version. Raises WeightsRejected when there is no file."""
         if not await asyncio.to_thread(weights.is_file):
             raise WeightsRejected(f"there is no {weights}: {version} is not applied")
@@ -114,7 +122,9 @@ class ScriptedPolicy:
 
 
 def text_script(
-    decode: Callable[[Sequence[int]], str], encode: Callable[[str], Sequence[int]], answer: Callable[[str], str]
+    decode: Callable[[Sequence[int]], str],
+    encode: Callable[[str], Sequence[int]],
+    answer: Callable[[str], str],
 ) -> Script:
     """Return a script that reads and writes text: `answer` gets all that the policy has read."""
     return lambda ids: encode(answer(decode(ids)))

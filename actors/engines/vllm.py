@@ -21,7 +21,14 @@ from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, Weig
 from horizonrl.common.gpus import has_gpu
 from horizonrl.common.imports import left_out, uncollected
 from horizonrl.common.logs import get_logger
-from horizonrl.common.model_dir import HEAD, is_tied, model_config, refuse_recurrent, tensor_shapes, weight_files
+from horizonrl.common.model_dir import (
+    HEAD,
+    is_tied,
+    model_config,
+    refuse_recurrent,
+    tensor_shapes,
+    weight_files,
+)
 from horizonrl.common.scratch import scratch
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
@@ -77,7 +84,9 @@ class VllmPolicy:
         """What the engine needs while it lives."""
 
     @classmethod
-    async def start(cls, settings: InferenceSettings, engine_timeout_s: float = ENGINE_TIMEOUT_S) -> "VllmPolicy":
+    async def start(
+        cls, settings: InferenceSettings, engine_timeout_s: float = ENGINE_TIMEOUT_S
+    ) -> "VllmPolicy":
         """Start the engine and return once it can generate with the weights of `model_dir`, known as version 0.
 
         An engine that does not answer for `engine_timeout_s` is dead. Call this before anything else: it blocks the
@@ -95,10 +104,14 @@ class VllmPolicy:
             policy = cls(engine, settings, description)
             policy._held = held.pop_all()
         await engine.collective_rpc("leave_group")
-        policy.takes_words = all(await engine.collective_rpc("takes_words", args=(policy._frames[-1],)))
+        policy.takes_words = all(
+            await engine.collective_rpc("takes_words", args=(policy._frames[-1],))
+        )
         # vLLM's first label is "default", which names none of our versions.
         await engine.update_weight_version(_label(policy.version))
-        await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
+        await policy.generate(
+            [0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None
+        )  # the first takes seconds
         if settings.renewed:
             try:
                 await policy._prove_renewable(files)
@@ -156,9 +169,13 @@ class VllmPolicy:
                 "is only slow, lower actor.slots or rollout.max_turn_tokens"
             ) from None
         except Exception as error:  # vLLM has no error tree: whatever it was, this request failed
-            raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
+            raise PolicyFailure(
+                f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}"
+            ) from error
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         """Load a weights file between two tokens; running requests go on with their tokens under the new version.
 
         Only its `words` are loaded if the version in use is their base, and the engine takes words.
@@ -170,7 +187,9 @@ class VllmPolicy:
             # Before the engine sees the file: a load that fails half-way leaves no weights to return to.
             shapes = await asyncio.to_thread(tensor_shapes, weights)
         except (OSError, ValueError) as error:
-            raise WeightsRejected(f"{weights} is no weights file ({error}): {version} is not applied") from error
+            raise WeightsRejected(
+                f"{weights} is no weights file ({error}): {version} is not applied"
+            ) from error
         if shapes not in self._frames:
             odd = sorted(shapes.items() ^ self._frames[-1].items())[0]
             raise WeightsRejected(
@@ -182,7 +201,9 @@ class VllmPolicy:
             async with self._applying, self._alive(APPLY_TIMEOUT_S):
                 await self._replace(weights, version, words)
         except TimeoutError as error:
-            raise EngineDead(f"the engine did not take {version} within {APPLY_TIMEOUT_S:g} s") from error
+            raise EngineDead(
+                f"the engine did not take {version} within {APPLY_TIMEOUT_S:g} s"
+            ) from error
 
     async def close(self) -> None:
         """End the engine's process; harmless when repeated."""
@@ -193,7 +214,9 @@ class VllmPolicy:
         if engine is not None:
             # 0 waits for no request: vLLM's default took 2.4 to 5 s.
             await asyncio.to_thread(engine.shutdown, 0)
-            engine.shutdown = lambda: None  # the finalizer calls it again, too late for the modules that it needs
+            engine.shutdown = lambda: (
+                None
+            )  # the finalizer calls it again, too late for the modules that it needs
         self._held.close()
 
     @asynccontextmanager
@@ -286,7 +309,9 @@ class VllmPolicy:
         # Of the first token there is none.
         return [choices[token].logprob for token, choices in zip(ids[1:], scored[1:], strict=True)]
 
-    async def _replace(self, weights: Path, version: PolicyVersion, words: ChangedWords | None) -> None:
+    async def _replace(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None
+    ) -> None:
         """Pause, load, label, resume; without a proof that the new weights compute, die and do not resume."""
         try:
             # `keep` freezes requests at a step boundary. `abort` would cut their turns, and `wait` would let the
@@ -304,14 +329,20 @@ class VllmPolicy:
         self._version = version
         await self._engine.resume_generation()
 
-    async def _load(self, weights: Path, version: PolicyVersion, words: ChangedWords | None) -> None:
+    async def _load(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None
+    ) -> None:
         """Load and probe the weights. Raises WeightsRejected."""
         try:
             if words is not None and words.base == self._version and self.takes_words:
-                await self._engine.collective_rpc("load_words", args=(str(weights), str(words.file)))
+                await self._engine.collective_rpc(
+                    "load_words", args=(str(weights), str(words.file))
+                )
             else:
                 await self._engine.collective_rpc("load_frame", args=(str(weights),))
-            probes = await self._engine.collective_rpc("probe_frame", args=([str(weights)], version.version))
+            probes = await self._engine.collective_rpc(
+                "probe_frame", args=([str(weights)], version.version)
+            )
         except Exception as error:  # a failed call arrives as a bare Exception
             raise WeightsRejected(f"loading {version} failed: {error}") from error
         # One answer per worker.
@@ -330,7 +361,9 @@ def generation_of(output: Any) -> Generation:
         raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
     ids = tuple(output.token_ids)
     logprobs = [choices[token].logprob for token, choices in zip(ids, output.logprobs, strict=True)]
-    if unreal := [logprob for logprob in logprobs if not math.isfinite(logprob)]:  # min() would call it certain
+    if unreal := [
+        logprob for logprob in logprobs if not math.isfinite(logprob)
+    ]:  # min() would call it certain
         raise PolicyFailure(f"the engine gave a sampled token the logprob {unreal[0]}")
     return Generation(
         ids=ids,
@@ -363,7 +396,9 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             # The model runs eagerly anyway. What is left to compile is a count of 1.7 ms a step, for which the first
             # request would wait 3 s for the compiler's imports, and 7 s more where nothing is in its cache.
             os.environ["TORCH_COMPILE_DISABLE"] = "1"
-            if settings.tensor_parallel > 1:  # vLLM gives each worker a NUMA node, and refuses where there are too few
+            if (
+                settings.tensor_parallel > 1
+            ):  # vLLM gives each worker a NUMA node, and refuses where there are too few
                 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
             importing.enter_context(_without_compiler())
@@ -384,7 +419,9 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
                 f"{current_platform.device_type or 'GPUs'}: install requirements/{'cpu' if on_cpu else 'gpu'}.txt"
             )
         if on_cpu and _has_one_thread():
-            import_module("vllm.v1.worker.cpu_worker")  # the engine's first import; once it is forked, nothing is left
+            import_module(
+                "vllm.v1.worker.cpu_worker"
+            )  # the engine's first import; once it is forked, nothing is left
 
     preloaded = os.environ.get("LD_PRELOAD")
     further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))
@@ -394,7 +431,9 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         arguments = vllm.AsyncEngineArgs(**engine_options(settings, on_cpu) | further)
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     except ValueError as error:  # pydantic's, such as a context longer than the model's
-        raise ConfigError(f"vLLM does not take {settings.model_dir} with these settings: {error}") from error
+        raise ConfigError(
+            f"vLLM does not take {settings.model_dir} with these settings: {error}"
+        ) from error
     _take_back_split_paths(preloaded)
     if not on_cpu and settings.shares_gpu:
         size = engine_size(config, settings, current_platform.get_device_total_memory())
@@ -402,15 +441,27 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     # With a single thread only: a lock that another thread holds would stay locked in the child for ever. A forked
     # engine starts in 3 to 4 s instead of 8 to 10 s, because it imports nothing again.
     if on_cpu and _has_one_thread():
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after the config, which asks for spawn on CPU
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else its signals arrive in our loop
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = (
+            "fork"  # after the config, which asks for spawn on CPU
+        )
+        os.register_at_fork(
+            after_in_child=lambda: signal.set_wakeup_fd(-1)
+        )  # else its signals arrive in our loop
     try:
         # Bound from the child's first instruction: an engine whose parent died while it started would live on for ever.
         with children_bound():
-            engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+            engine = AsyncLLM(
+                config,
+                executor_class=Executor.get_class(config),
+                log_stats=False,
+                log_requests=False,
+            )
     except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
-    return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else current_platform.get_device_name()}"
+    return (
+        engine,
+        f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else current_platform.get_device_name()}",
+    )
 
 
 def _take_back_split_paths(before: str | None) -> None:
@@ -429,10 +480,18 @@ def _take_back_split_paths(before: str | None) -> None:
 def engine_size(config: Any, settings: InferenceSettings, gpu_bytes: int) -> EngineSize:
     """Return what an engine of vLLM's config holds on GPUs of `gpu_bytes`."""
     model, parallel = config.model_config, config.parallel_config
-    sizes = [2 * math.prod(shape) for shape in tensor_shapes(*weight_files(settings.model_dir)).values()]
+    sizes = [
+        2 * math.prod(shape) for shape in tensor_shapes(*weight_files(settings.model_dir)).values()
+    ]
     hidden = model.get_hidden_size()
     # Keys and values in bfloat16.
-    token_bytes = 2 * 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    token_bytes = (
+        2
+        * 2
+        * model.get_num_layers(parallel)
+        * model.get_num_kv_heads(parallel)
+        * model.get_head_size()
+    )
     return EngineSize(
         gpu_bytes=gpu_bytes,
         share=settings.gpu_memory_share,
@@ -451,7 +510,10 @@ def engine_size(config: Any, settings: InferenceSettings, gpu_bytes: int) -> Eng
 def tell_cache(config: Any, settings: InferenceSettings) -> None:
     """Log what the cache holds, and warn if requests will often wait for room in it."""
     cache = config.cache_config
-    tokens, wanted = cache.num_gpu_blocks * cache.block_size, settings.slots * settings.max_context_tokens
+    tokens, wanted = (
+        cache.num_gpu_blocks * cache.block_size,
+        settings.slots * settings.max_context_tokens,
+    )
     log.info("engine_started", cache_blocks=cache.num_gpu_blocks, cache_tokens=tokens)
     # An episode grows from its prompt to its context, so contexts are half full on average.
     if tokens < wanted / 2:
@@ -489,7 +551,11 @@ def _without_compiler() -> Iterator[None]:
 
     compile, torch.compile = torch.compile, plain
     try:
-        with left_out("torch._inductor.lowering", "opentelemetry", why="an actor on CPU compiles and traces nothing"):
+        with left_out(
+            "torch._inductor.lowering",
+            "opentelemetry",
+            why="an actor on CPU compiles and traces nothing",
+        ):
             yield
     finally:
         torch.compile = compile

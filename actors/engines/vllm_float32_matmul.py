@@ -30,7 +30,9 @@ def widen_products() -> None:
             return widened.to(x.dtype)
 
         layer.cpu_linear = product
-        layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False) if remove_weight else weight
+        layer.weight = (
+            nn.Parameter(weight.new_empty(0), requires_grad=False) if remove_weight else weight
+        )
 
     # vLLM looks the name up whenever weights have been loaded, so a new version is packed like the first one.
     utils.dispatch_cpu_unquantized_gemm = pack_wide

@@ -44,9 +44,16 @@ class EngineSize:
     @property
     def workspace_bytes(self) -> float:
         """Memory of one GPU beside weights and cache."""
-        widths = HIDDEN_COPIES * self.hidden + FEED_FORWARD_COPIES * self.feed_forward / self.workers
+        widths = (
+            HIDDEN_COPIES * self.hidden + FEED_FORWARD_COPIES * self.feed_forward / self.workers
+        )
         logits = LOGIT_COPIES * 4 * self.requests * self.vocabulary
-        return RUNTIME_BYTES + 2 * self.step_tokens * widths + logits + self.largest_bytes / self.workers
+        return (
+            RUNTIME_BYTES
+            + 2 * self.step_tokens * widths
+            + logits
+            + self.largest_bytes / self.workers
+        )
 
 
 def shared_cache_bytes(size: EngineSize) -> int:

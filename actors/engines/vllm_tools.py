@@ -22,7 +22,9 @@ FAMILIES = (
 """Tried in this order. Several read the same syntax, so the common ones come first."""
 PROBES = (
     ChatMessage("assistant", "", (ToolCall("probe", '{"place": "Rome"}'),)),
-    ChatMessage("assistant", "Let me see.", (ToolCall("probe", '{"place": "a \\"b\\" é", "days": 2}'),)),
+    ChatMessage(
+        "assistant", "Let me see.", (ToolCall("probe", '{"place": "a \\"b\\" é", "days": 2}'),)
+    ),
     ChatMessage("assistant", "", (ToolCall("probe", '{"place": "Rome"}'), ToolCall("other", "{}"))),
 )
 """What a parser must read as the template writes it. Two calls are asked of templates that write two."""
@@ -31,7 +33,10 @@ PROBED: Tools = tuple(
         "type": "function",
         "function": {
             "name": name,
-            "parameters": {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": "integer"}}},
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string"}, "days": {"type": "integer"}},
+            },
         },
     }
     for name in ("probe", "other")
@@ -53,12 +58,16 @@ class VllmParser:
         """Return what a reply says. Text that is not made of whole calls stays text."""
         answer = divided(text)[1]
         # Not in the fields: vLLM's protocol is pydantic, and fills each tool in.
-        request = ChatCompletionRequest.model_validate({"messages": [], "tools": list(tools), "tool_choice": "auto"})
+        request = ChatCompletionRequest.model_validate(
+            {"messages": [], "tools": list(tools), "tool_choice": "auto"}
+        )
         try:
             parsed = self.parser(self.tokenizer, request.tools).extract_tool_calls(answer, request)
         except Exception:  # noqa: BLE001 - the boundary to parsers of many hands: what makes one fail is no call
             return whole_or_text(text, CallSyntax(), "", ())
-        calls = [ToolCall(call.function.name, call.function.arguments) for call in parsed.tool_calls]
+        calls = [
+            ToolCall(call.function.name, call.function.arguments) for call in parsed.tool_calls
+        ]
         return whole_or_text(text, self.syntax, (parsed.content or "").strip(), calls)
 
 
@@ -66,9 +75,13 @@ def find_parser(chat: ChatTemplate, name: str | None = None) -> ToolParser:
     """Return the parser of that name, or the first one that reads what the chat template writes. Raises ConfigError."""
     parsers = sorted(ToolParserManager.list_registered())
     if name is not None and name not in parsers:
-        raise ConfigError(f"vLLM has no tool parser {name!r}{did_you_mean(name, parsers)} Known: {', '.join(parsers)}")
+        raise ConfigError(
+            f"vLLM has no tool parser {name!r}{did_you_mean(name, parsers)} Known: {', '.join(parsers)}"
+        )
     syntax, tokenizer = CallSyntax.of(chat), cast(Any, chat.tokenizer)
-    for family in (name,) if name is not None else (family for family in FAMILIES if family in parsers):
+    for family in (
+        (name,) if name is not None else (family for family in FAMILIES if family in parsers)
+    ):
         try:
             # A family's parser refuses a tokenizer that lacks its tokens.
             made = ToolParserManager.get_tool_parser(family)
@@ -78,8 +91,14 @@ def find_parser(chat: ChatTemplate, name: str | None = None) -> ToolParser:
         parser = VllmParser(family, made, tokenizer, syntax)
         if reads(parser, chat):
             return parser
-    wanted = f"vLLM's tool parser {name!r} does not read" if name is not None else "none of vLLM's tool parsers reads"
-    raise ConfigError(f"{wanted} the calls that this chat template writes: use another action format")
+    wanted = (
+        f"vLLM's tool parser {name!r} does not read"
+        if name is not None
+        else "none of vLLM's tool parsers reads"
+    )
+    raise ConfigError(
+        f"{wanted} the calls that this chat template writes: use another action format"
+    )
 
 
 def reads(parser: ToolParser, chat: ChatTemplate) -> bool:
@@ -95,5 +114,9 @@ def _reads(parser: ToolParser, chat: ChatTemplate, probe: ChatMessage) -> bool:
     written = chat.spell(ids)
     result = parser.parse(chat.thought + written, PROBED)
     named = [(call.name, json.loads(call.arguments)) for call in result.calls]
-    words = probe.content if probe.content in written else ""  # some templates leave out words beside calls
-    return result.content == words and named == [(call.name, json.loads(call.arguments)) for call in probe.calls]
+    words = (
+        probe.content if probe.content in written else ""
+    )  # some templates leave out words beside calls
+    return result.content == words and named == [
+        (call.name, json.loads(call.arguments)) for call in probe.calls
+    ]

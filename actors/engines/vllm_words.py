@@ -35,7 +35,13 @@ def takes_words(model: Any, shapes: Mapping[str, Sequence[int]]) -> bool:
     before = _sums(model)
     try:
         for name, shape in shapes.items():
-            _patch(model, name, shape, torch.empty(0, dtype=torch.bfloat16), torch.empty(0, dtype=torch.int32))
+            _patch(
+                model,
+                name,
+                shape,
+                torch.empty(0, dtype=torch.bfloat16),
+                torch.empty(0, dtype=torch.int32),
+            )
     except Exception:  # noqa: BLE001 - vLLM has no error tree: whatever failed, this model is not to be patched
         return False
     return _sums(model) == before
@@ -50,7 +56,10 @@ def is_plain(model: Any) -> bool:
         # vLLM calls it after each load. What plain attention does there is for quantised caches, except with sinks.
         if hasattr(layer, "process_weights_after_loading"):
             implementation = getattr(layer, "impl", None)
-            if type(layer).__name__ != "Attention" or getattr(implementation, "sinks", None) is not None:
+            if (
+                type(layer).__name__ != "Attention"
+                or getattr(implementation, "sinks", None) is not None
+            ):
                 return False
     return True
 
@@ -73,7 +82,9 @@ def _patch(model: Any, name: str, shape: Sequence[int], values: Tensor, position
     )
 
     device = next(model.parameters()).device
-    patch = CheckpointWeightPatch(name, tuple(shape), torch.bfloat16, values.to(device), positions.to(device))
+    patch = CheckpointWeightPatch(
+        name, tuple(shape), torch.bfloat16, values.to(device), positions.to(device)
+    )
     load_checkpoint_weight_patches(model, [patch], validate_unique_indices=False)  # they ascend
 
 

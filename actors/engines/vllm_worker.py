@@ -55,7 +55,9 @@ class WeightsExtension:
                     yield name, tensor
 
         self.reload_weights(weights_iterator=tensors())
-        head = getattr(self.model_runner.get_model(), "lm_head", None)  # Cohere's embedding is its head
+        head = getattr(
+            self.model_runner.get_model(), "lm_head", None
+        )  # Cohere's embedding is its head
         if head is not None and HEAD not in names:
             # vLLM packs lm_head for the CPU's matrix product when the model is built; a reload renews the embedding
             # and leaves the pack of a tied head behind: 2.8 nats off after a change of 5 %, and no warning.
@@ -101,7 +103,11 @@ class WeightsExtension:
                 owner, _, leaf = name.rpartition(".")
                 merged = torch.cat(own_parts(layers[owner], [tensors[part] for part in parts]))
                 # vLLM packs a convolution's weight where the CPU has bfloat16, and keeps the plain one of [D, width].
-                plain = getattr(layers[owner], "_cpu_unpacked_conv_weight", None) if leaf == "weight" else None
+                plain = (
+                    getattr(layers[owner], "_cpu_unpacked_conv_weight", None)
+                    if leaf == "weight"
+                    else None
+                )
                 held = parameter if plain is None else plain.view_as(merged)
                 # vLLM pads the vocabulary, so its embedding has more rows than the file.
                 if not torch.equal(held[: len(merged)].cpu(), merged.to(held.dtype)):
@@ -121,7 +127,9 @@ def _matrices(
             parts = [part for part in parts if part in tensors]
         else:
             continue
-        if parts and tensors[parts[0]].dim() == 2:  # vLLM keeps a convolution's weight in a linear layer too
+        if (
+            parts and tensors[parts[0]].dim() == 2
+        ):  # vLLM keeps a convolution's weight in a linear layer too
             yield name, (layer, parts)
 
 
@@ -145,12 +153,17 @@ def own_parts(layer: Any, weights: list[Tensor]) -> list[Tensor]:
         rows = layer.shard_indices
         return [weight[rows.org_vocab_start_index : rows.org_vocab_end_index] for weight in weights]
     if "RowParallelLinear" in kinds:  # the bias is added once, after the sum over workers
-        return [weight.chunk(workers, dim=1)[rank] if weight.dim() > 1 else weight for weight in weights]
+        return [
+            weight.chunk(workers, dim=1)[rank] if weight.dim() > 1 else weight for weight in weights
+        ]
     if "QKVParallelLinear" in kinds:
         # With more workers than key-value heads, several of them keep the same head.
         shared = layer.num_kv_head_replicas
         places = [(rank, workers), *[(rank // shared, workers // shared)] * 2]
-        return [weight.chunk(count)[index] for weight, (index, count) in zip(weights, places, strict=True)]
+        return [
+            weight.chunk(count)[index]
+            for weight, (index, count) in zip(weights, places, strict=True)
+        ]
     if "ColumnParallelLinear" in kinds:
         return [weight.chunk(workers)[rank] for weight in weights]
     return weights

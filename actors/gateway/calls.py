@@ -18,7 +18,16 @@ RETRY_HEADER = "x-stainless-retry-count"
 """OpenAI's clients number their retries in it."""
 
 SERVED = (
-    *("model", "messages", "input", "previous_response_id", "instructions", "tools", "tool_choice", "stop"),
+    *(
+        "model",
+        "messages",
+        "input",
+        "previous_response_id",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "stop",
+    ),
     *("stream", "logprobs", "n"),
 )
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -45,7 +54,14 @@ class CallRefused(Exception):
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.parameter, "code": self.code}}
+        return {
+            "error": {
+                "message": str(self),
+                "type": kind,
+                "param": self.parameter,
+                "code": self.code,
+            }
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +142,9 @@ def ignored_parameters(body: dict[str, Any], messages: Sequence[ChatMessage]) ->
 
     Sampling is the ticket's, and nothing may constrain the behaviour policy that the learner's does not know of.
     """
-    ignored = [name for name, value in body.items() if value is not None and _has_no_effect(name, value)]
+    ignored = [
+        name for name, value in body.items() if value is not None and _has_no_effect(name, value)
+    ]
     if isinstance(choice := body.get("tool_choice"), dict) or choice == "required":
         ignored.append("tool_choice")
     ignored += {f"tools.{tool['type']}" for tool in body.get("tools") or () if _is_hosted(tool)}
@@ -158,13 +176,35 @@ def _is_hosted(tool: Any) -> bool:
 
 def _tool(tool: Any, nested: bool) -> dict[str, Any]:
     function = tool.get("function") if nested and isinstance(tool, dict) else tool
-    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(function, dict):
-        form = '{"type": "function", "function": {"name": ...}}' if nested else '{"type": "function", "name": ...}'
-        raise CallRefused(400, "invalid_request", f"a tool has the form {form}, not {tool!r:.100}", "tools")
-    if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters") or {}, dict):
-        raise CallRefused(400, "invalid_request", "a tool's function has a name and a schema of parameters", "tools")
+    if (
+        not isinstance(tool, dict)
+        or tool.get("type") != "function"
+        or not isinstance(function, dict)
+    ):
+        form = (
+            '{"type": "function", "function": {"name": ...}}'
+            if nested
+            else '{"type": "function", "name": ...}'
+        )
+        raise CallRefused(
+            400, "invalid_request", f"a tool has the form {form}, not {tool!r:.100}", "tools"
+        )
+    if not isinstance(function.get("name"), str) or not isinstance(
+        function.get("parameters") or {}, dict
+    ):
+        raise CallRefused(
+            400,
+            "invalid_request",
+            "a tool's function has a name and a schema of parameters",
+            "tools",
+        )
     if not isinstance(function.get("description") or "", str):
-        raise CallRefused(400, "invalid_request", f"the description of {function['name']!r:.100} is no text", "tools")
+        raise CallRefused(
+            400,
+            "invalid_request",
+            f"the description of {function['name']!r:.100} is no text",
+            "tools",
+        )
     described = {
         "name": function["name"],
         "description": function.get("description") or "",
@@ -181,11 +221,19 @@ def text_of(content: Any) -> str:
         return clean(content)
     if isinstance(content, list):
         return "\n".join(map(_part, content))
-    raise CallRefused(400, "unsupported_content", f"a content is a text or a list of texts, not {content!r:.100}")
+    raise CallRefused(
+        400, "unsupported_content", f"a content is a text or a list of texts, not {content!r:.100}"
+    )
 
 
 def _part(part: Any) -> str:
-    text = part if isinstance(part, str) else part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+    text = (
+        part
+        if isinstance(part, str)
+        else part.get("text", part.get("refusal"))
+        if isinstance(part, dict)
+        else None
+    )
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise CallRefused(400, "unsupported_content", f"only text is read, not {kind!r}")
@@ -197,7 +245,9 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def in_order_of_calls(call_ids: Sequence[str], results: Sequence[tuple[str, ChatMessage]]) -> list[ChatMessage]:
+def in_order_of_calls(
+    call_ids: Sequence[str], results: Sequence[tuple[str, ChatMessage]]
+) -> list[ChatMessage]:
     """Return tool messages in the order of the calls that they answer, if these are known."""
     index_by_id = {call_id: index for index, call_id in enumerate(call_ids)}
     if all(call_id in index_by_id for call_id, _ in results):

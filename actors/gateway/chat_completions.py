@@ -21,7 +21,15 @@ from horizonrl.actors.gateway.calls import (
 )
 
 PATH = "chat/completions"
-REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options", "best_of", "echo")
+REFUSED = (
+    "functions",
+    "function_call",
+    "audio",
+    "prediction",
+    "web_search_options",
+    "best_of",
+    "echo",
+)
 """Parameters without which a request would mean something else."""
 MOST_STOPS = 16
 REASONING = ("reasoning_content", "reasoning")
@@ -33,7 +41,9 @@ def parse(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
         if body.get(name):
             raise CallRefused(400, "unsupported_parameter", f"{name} is not served", name)
     if body.get("n") not in (None, 1):
-        raise CallRefused(400, "unsupported_parameter", f"n is {body['n']!r}: one reply is sampled per call", "n")
+        raise CallRefused(
+            400, "unsupported_parameter", f"n is {body['n']!r}: one reply is sampled per call", "n"
+        )
     messages = conversation(body.get("messages"), replies)
     return CallRequest(
         messages=messages,
@@ -42,7 +52,8 @@ def parse(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
         max_tokens=limit_of(body, "max_completion_tokens", "max_tokens"),
         stop=_stops(body.get("stop")),
         logprobs=bool(body.get("logprobs")),
-        ignored=ignored_parameters(body, messages) + ("messages.name",) * _names_speakers(body["messages"]),
+        ignored=ignored_parameters(body, messages)
+        + ("messages.name",) * _names_speakers(body["messages"]),
     )
 
 
@@ -52,40 +63,67 @@ def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
         value = body.get(name)
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise CallRefused(400, "invalid_request", f"{name} is {value!r}: it is a number of tokens", name)
+                raise CallRefused(
+                    400, "invalid_request", f"{name} is {value!r}: it is a number of tokens", name
+                )
             return value
     return None
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    stops = (value,) if isinstance(value, str) else tuple(value or ()) if isinstance(value, list | None) else None
-    if stops is None or len(stops) > MOST_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
-        raise CallRefused(400, "invalid_request", f"stop is a text or a list of up to {MOST_STOPS}", "stop")
+    stops = (
+        (value,)
+        if isinstance(value, str)
+        else tuple(value or ())
+        if isinstance(value, list | None)
+        else None
+    )
+    if (
+        stops is None
+        or len(stops) > MOST_STOPS
+        or not all(isinstance(stop, str) and stop for stop in stops)
+    ):
+        raise CallRefused(
+            400, "invalid_request", f"stop is a text or a list of up to {MOST_STOPS}", "stop"
+        )
     return stops
 
 
 def conversation(value: Any, replies: Replies) -> tuple[ChatMessage, ...]:
     """Return a body's messages, tool results in the order of the calls that they answer."""
     if not isinstance(value, list) or not value:
-        raise CallRefused(400, "invalid_request", "messages is a list of at least one message", "messages")
+        raise CallRefused(
+            400, "invalid_request", "messages is a list of at least one message", "messages"
+        )
     messages: list[ChatMessage] = []
     results: list[tuple[str, ChatMessage]] = []
     call_ids: Sequence[str] = ()
     for one in value:
         if not isinstance(one, dict):
-            raise CallRefused(400, "invalid_request", f"a message is an object, not {one!r:.100}", "messages")
+            raise CallRefused(
+                400, "invalid_request", f"a message is an object, not {one!r:.100}", "messages"
+            )
         role = one.get("role")
         if role != "assistant" and one.get("content") is None:
-            raise CallRefused(400, "invalid_request", f"a message of role {role!r:.100} has no content", "messages")
+            raise CallRefused(
+                400,
+                "invalid_request",
+                f"a message of role {role!r:.100} has no content",
+                "messages",
+            )
         if role == "tool":
-            results.append((str(one.get("tool_call_id")), ChatMessage("tool", text_of(one.get("content")))))
+            results.append(
+                (str(one.get("tool_call_id")), ChatMessage("tool", text_of(one.get("content"))))
+            )
             continue
         messages += in_order_of_calls(call_ids, results)
         results = []
         if role == "assistant":
             calls = one.get("tool_calls") or []
             if not isinstance(calls, list):
-                raise CallRefused(400, "invalid_request", f"tool_calls is a list, not {calls!r:.100}", "messages")
+                raise CallRefused(
+                    400, "invalid_request", f"tool_calls is a list, not {calls!r:.100}", "messages"
+                )
             call_ids = [str(call.get("id")) for call in calls if isinstance(call, dict)]
             messages.append(with_words(_reply(one, calls), call_ids, replies))
         elif role in ("system", "developer"):
@@ -93,7 +131,9 @@ def conversation(value: Any, replies: Replies) -> tuple[ChatMessage, ...]:
         elif role == "user":
             messages.append(ChatMessage("user", text_of(one.get("content"))))
         else:
-            raise CallRefused(400, "invalid_request", f"no message has the role {role!r:.100}", "messages")
+            raise CallRefused(
+                400, "invalid_request", f"no message has the role {role!r:.100}", "messages"
+            )
     return (*messages, *in_order_of_calls(call_ids, results))
 
 
@@ -104,29 +144,47 @@ def _names_speakers(messages: list[dict[str, Any]]) -> bool:
 
 def _reply(one: Mapping[str, Any], calls: list[Any]) -> ChatMessage:
     if one.get("function_call"):
-        raise CallRefused(400, "unsupported_parameter", "function_call is not served: use tool_calls", "messages")
+        raise CallRefused(
+            400, "unsupported_parameter", "function_call is not served: use tool_calls", "messages"
+        )
     reasoning = next((one[name] for name in REASONING if isinstance(one.get(name), str)), "")
-    return ChatMessage("assistant", text_of(one.get("content")), tuple(map(_call, calls)), clean(reasoning))
+    return ChatMessage(
+        "assistant", text_of(one.get("content")), tuple(map(_call, calls)), clean(reasoning)
+    )
 
 
 def _call(call: Any) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise CallRefused(400, "invalid_request", f"a tool call has a function with a name, not {call!r:.100}")
+        raise CallRefused(
+            400, "invalid_request", f"a tool call has a function with a name, not {call!r:.100}"
+        )
     arguments = function.get("arguments") or ""
-    return ToolCall(clean(function["name"]), clean(arguments if isinstance(arguments, str) else json.dumps(arguments)))
+    return ToolCall(
+        clean(function["name"]),
+        clean(arguments if isinstance(arguments, str) else json.dumps(arguments)),
+    )
 
 
 def reply_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a `chat.completion`."""
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content or None, "refusal": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.content or None,
+        "refusal": None,
+    }
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
         message["tool_calls"] = _write_calls(answer, reply_id)
     elif not answer.content:
         message["content"] = ""
-    choice = {"index": 0, "message": message, "logprobs": _logprobs(answer, body), "finish_reason": answer.finish}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": _logprobs(answer, body),
+        "finish_reason": answer.finish,
+    }
     return _envelope(reply_id, body, "chat.completion") | {
         "choices": [choice],
         "usage": usage(answer),
@@ -139,7 +197,12 @@ def events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> Iterato
     envelope = _envelope(reply_id, body, "chat.completion.chunk")
 
     def chunk(delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": more.pop("logprobs", None), "finish_reason": finish}
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": more.pop("logprobs", None),
+            "finish_reason": finish,
+        }
         return sse(envelope | {"choices": [choice]} | more)
 
     yield chunk({"role": "assistant", "content": ""})
@@ -162,7 +225,11 @@ def sse(event: Mapping[str, Any], name: str | None = None) -> str:
 
 def marks(answer: Answer) -> dict[str, Any]:
     """Return what only this endpoint says: whether this was the last call, and what had no effect."""
-    return {"calls_left": answer.calls_left, "last_call": answer.calls_left == 0, "ignored": list(answer.ignored)}
+    return {
+        "calls_left": answer.calls_left,
+        "last_call": answer.calls_left == 0,
+        "ignored": list(answer.ignored),
+    }
 
 
 def usage(answer: Answer) -> dict[str, int]:

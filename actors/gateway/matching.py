@@ -83,7 +83,9 @@ class MatchingGraph:
     _branches: int = 0
     """Branches, those in the making included."""
 
-    def reserve(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> SampledCall:
+    def reserve(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> SampledCall:
         """Return the place of a call in the graph. Raises TooManyBranches.
 
         The caller ends it with `complete` or `release`.
@@ -94,15 +96,21 @@ class MatchingGraph:
             if messages[length - 1].role == "assistant" and _continues(messages[length:]):
                 reply = self._best(self._replies.get(chains[length], ()), messages[:length])
                 if reply is not None:
-                    return self._claim(SampledCall(messages, chains[-1], reply, messages[length:], forks=False))
+                    return self._claim(
+                        SampledCall(messages, chains[-1], reply, messages[length:], forks=False)
+                    )
         return self._claim(SampledCall(messages, chains[-1], None, messages, forks=False))
 
     def root(self, sample: SampledCall) -> SampledCall:
         """Give up a place for one that continues nothing, where the template cannot append what the call asks for."""
         self.release(sample)
-        return self._claim(SampledCall(sample.messages, sample.chain, None, sample.messages, forks=False))
+        return self._claim(
+            SampledCall(sample.messages, sample.chain, None, sample.messages, forks=False)
+        )
 
-    def complete(self, sample: SampledCall, generation: Generation, reply: ChatMessage, text: str) -> None:
+    def complete(
+        self, sample: SampledCall, generation: Generation, reply: ChatMessage, text: str
+    ) -> None:
         """Record what was sampled and what the program gets to read of it."""
         sample.generation, sample.reply, sample.text = generation, reply, text
         self.samples.append(sample)
@@ -119,13 +127,17 @@ class MatchingGraph:
         sample.forks = sample.parent is not None and id(sample.parent) in self._continued
         if sample.opens:
             if self._branches >= MAX_BRANCHES:
-                raise TooManyBranches(f"the episode has {MAX_BRANCHES} branches, the most that a record holds")
+                raise TooManyBranches(
+                    f"the episode has {MAX_BRANCHES} branches, the most that a record holds"
+                )
             self._branches += 1
         else:
             self._continued.add(id(sample.parent))
         return sample
 
-    def _best(self, candidates: Iterable[SampledCall], history: Sequence[ChatMessage]) -> SampledCall | None:
+    def _best(
+        self, candidates: Iterable[SampledCall], history: Sequence[ChatMessage]
+    ) -> SampledCall | None:
         """Return the reply that a history ends with: of equal ones the first that nothing has continued yet."""
         fitting = [sample for sample in candidates if _same_reasoning(sample, history)]
         fitting = [sample for sample in fitting if _same_white_space(sample, history)] or fitting
@@ -149,7 +161,10 @@ class MatchingGraph:
             else:
                 positions[id(sample)] = positions[id(parent)]
                 before = turn_of[id(parent)]
-                observed = {"observation_ids": sample.appended_ids, "observation": transcript(sample.tail)}
+                observed = {
+                    "observation_ids": sample.appended_ids,
+                    "observation": transcript(sample.tail),
+                }
                 turns[before] = turns[before].model_copy(update=observed)
             turn_of[id(sample)] = number
             turns.append(
@@ -180,7 +195,9 @@ def transcript(messages: Sequence[ChatMessage]) -> str:
     """Return messages as text for people: one alone as it is, several with their roles."""
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content
-    return "\n".join(f"[{message.role}] {message.content}{_describe(message)}" for message in messages)
+    return "\n".join(
+        f"[{message.role}] {message.content}{_describe(message)}" for message in messages
+    )
 
 
 def _describe(message: ChatMessage) -> str:
@@ -202,7 +219,9 @@ def _same_white_space(sample: SampledCall, history: Sequence[ChatMessage]) -> bo
     return all(reply.content == said.content for reply, said in _replies(sample, history))
 
 
-def _replies(sample: SampledCall, history: Sequence[ChatMessage]) -> Iterator[tuple[ChatMessage, ChatMessage]]:
+def _replies(
+    sample: SampledCall, history: Sequence[ChatMessage]
+) -> Iterator[tuple[ChatMessage, ChatMessage]]:
     """Yield each reply of a branch up to a sample, with the message that repeats it."""
     last: SampledCall | None = sample
     while last is not None:
@@ -222,7 +241,9 @@ def _chains(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]])
 def _link(chain: bytes, message: ChatMessage) -> bytes:
     # Clients trim what a model says.
     content = message.content.strip() if message.role == "assistant" else message.content
-    return sha256(chain + json.dumps([message.role, content, spelled(message.calls)]).encode()).digest()
+    return sha256(
+        chain + json.dumps([message.role, content, spelled(message.calls)]).encode()
+    ).digest()
 
 
 def spelled(calls: Sequence[ToolCall]) -> list[tuple[str, str]]:
@@ -239,6 +260,8 @@ def _number(text: str) -> float | int:
 def canonical(arguments: str) -> str:
     """Return the one spelling of a call's arguments; those that are no JSON are spelled as they are."""
     try:
-        return json.dumps(json.loads(arguments, parse_float=_number), sort_keys=True, separators=(",", ":"))
+        return json.dumps(
+            json.loads(arguments, parse_float=_number), sort_keys=True, separators=(",", ":")
+        )
     except (ValueError, RecursionError):
         return arguments

@@ -32,7 +32,9 @@ def parse_response_request(body: dict[str, Any], replies: Replies = NO_REPLIES) 
     """Return the call that a body asks for. Raises CallRefused."""
     for name in REFUSED:
         if body.get(name):
-            raise CallRefused(400, "unsupported_parameter", f"{name} is not served: send the whole input", name)
+            raise CallRefused(
+                400, "unsupported_parameter", f"{name} is not served: send the whole input", name
+            )
     input = body.get("input")
     items = [{"role": "user", "content": input}] if isinstance(input, str) else input
     if not isinstance(items, list) or not items:
@@ -83,7 +85,9 @@ class _Items:
     def of(self, items: list[Any]) -> tuple[ChatMessage, ...]:
         for item in items:
             if not isinstance(item, dict):
-                raise CallRefused(400, "invalid_request", f"an item is an object, not {item!r:.100}", "input")
+                raise CallRefused(
+                    400, "invalid_request", f"an item is an object, not {item!r:.100}", "input"
+                )
             self._add(item)
         self._flush()
         return tuple(self._messages)
@@ -92,7 +96,9 @@ class _Items:
         match item.get("type", "message"):
             case "message" if item.get("role") == "assistant":
                 # A second text begins a second reply; a text after reasoning belongs to it.
-                if self._results or (self._reply is not None and (self._reply.content or self._reply.calls)):
+                if self._results or (
+                    self._reply is not None and (self._reply.content or self._reply.calls)
+                ):
                     self._flush()
                 self._extend(content=text_of(item.get("content")))
             case "message":
@@ -100,7 +106,10 @@ class _Items:
                 role = "user" if item.get("role") == "user" else "system"
                 if item.get("role") not in ("user", "system", "developer"):
                     raise CallRefused(
-                        400, "invalid_request", f"no item has the role {item.get('role')!r:.100}", "input"
+                        400,
+                        "invalid_request",
+                        f"no item has the role {item.get('role')!r:.100}",
+                        "input",
                     )
                 self._messages.append(ChatMessage(role, text_of(item.get("content"))))  # type: ignore[arg-type]
             case "reasoning":
@@ -111,14 +120,20 @@ class _Items:
                 if self._results and not self._same_reply(call_id):
                     self._flush()
                 self._call_ids.append(call_id)
-                call = ToolCall(clean(str(item.get("name"))), clean(str(item.get("arguments") or "")))
+                call = ToolCall(
+                    clean(str(item.get("name"))), clean(str(item.get("arguments") or ""))
+                )
                 self._extend(call=call)
             case "function_call_output":
-                self._results.append((str(item.get("call_id")), ChatMessage("tool", text_of(item.get("output")))))
+                self._results.append(
+                    (str(item.get("call_id")), ChatMessage("tool", text_of(item.get("output"))))
+                )
             case "item_reference":
                 self._add(self._find_item(str(item.get("id"))))
             case kind:
-                raise CallRefused(400, "unsupported_content", f"an item {kind!r:.100} is not read", "input")
+                raise CallRefused(
+                    400, "unsupported_content", f"an item {kind!r:.100} is not read", "input"
+                )
 
     def _find_item(self, item_id: str) -> Mapping[str, Any]:
         """Return the item of an earlier reply that has this id."""
@@ -138,7 +153,9 @@ class _Items:
     def _extend(self, content: str = "", reasoning: str = "", call: ToolCall | None = None) -> None:
         reply = self._reply or ChatMessage("assistant")
         calls = reply.calls if call is None else (*reply.calls, call)
-        self._reply = ChatMessage("assistant", content or reply.content, calls, reasoning or reply.reasoning)
+        self._reply = ChatMessage(
+            "assistant", content or reply.content, calls, reasoning or reply.reasoning
+        )
 
     def _flush(self) -> None:
         """End the reply and its results."""
@@ -174,7 +191,11 @@ def response_events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -
     def event(kind: str, **fields: Any) -> str:
         return sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
 
-    begun = _response_envelope(reply_id, body) | {"status": "in_progress", "output": [], "usage": None}
+    begun = _response_envelope(reply_id, body) | {
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+    }
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
     whole = response_of(answer, reply_id, body)
@@ -186,15 +207,35 @@ def response_events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -
             part = item["content"][0]
             blank = part | {"text": ""}
             yield event("response.content_part.added", **where, content_index=0, part=blank)
-            yield event("response.output_text.delta", **where, content_index=0, delta=part["text"], logprobs=[])
-            yield event("response.output_text.done", **where, content_index=0, text=part["text"], logprobs=[])
+            yield event(
+                "response.output_text.delta",
+                **where,
+                content_index=0,
+                delta=part["text"],
+                logprobs=[],
+            )
+            yield event(
+                "response.output_text.done",
+                **where,
+                content_index=0,
+                text=part["text"],
+                logprobs=[],
+            )
             yield event("response.content_part.done", **where, content_index=0, part=part)
         elif item["type"] == "function_call":
             arguments = item["arguments"]
             yield event("response.function_call_arguments.delta", **where, delta=arguments)
-            yield event("response.function_call_arguments.done", **where, name=item["name"], arguments=arguments)
+            yield event(
+                "response.function_call_arguments.done",
+                **where,
+                name=item["name"],
+                arguments=arguments,
+            )
         yield event("response.output_item.done", output_index=index, item=item)
-    yield event("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)
+    yield event(
+        "response.incomplete" if whole["status"] == "incomplete" else "response.completed",
+        response=whole,
+    )
 
 
 def _response_envelope(reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +264,9 @@ def _output(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.reasoning:
         thought = [{"type": "reasoning_text", "text": answer.reasoning}]
-        items.append({"type": "reasoning", "id": f"rs_{reply_id}", "summary": [], "content": thought})
+        items.append(
+            {"type": "reasoning", "id": f"rs_{reply_id}", "summary": [], "content": thought}
+        )
     if answer.content or not answer.calls:
         text = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": []}
         items.append(

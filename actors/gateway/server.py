@@ -71,8 +71,12 @@ class Api:
 
 
 APIS = {
-    chat_completions.PATH: Api(chat_completions.parse, chat_completions.reply_of, chat_completions.events_of),
-    responses.PATH: Api(responses.parse_response_request, responses.response_of, responses.response_events_of),
+    chat_completions.PATH: Api(
+        chat_completions.parse, chat_completions.reply_of, chat_completions.events_of
+    ),
+    responses.PATH: Api(
+        responses.parse_response_request, responses.response_of, responses.response_events_of
+    ),
 }
 
 
@@ -137,15 +141,23 @@ class Gateway:
             await session.close()
 
     def _session(self, request: web.Request) -> Session:
-        bearer = request.headers.get("Authorization", "").split()[-1:]  # the scheme is written as anyone likes
+        bearer = request.headers.get("Authorization", "").split()[
+            -1:
+        ]  # the scheme is written as anyone likes
         sent = (request.match_info.get("key"), *map(request.headers.get, KEY_HEADERS), *bearer)
         keys = [key for key in sent if key]
         for key in keys:
             if (session := self._sessions.get(key)) is not None:
                 return session
         if not self._ended.keys().isdisjoint(keys):
-            raise CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
-        raise CallRefused(401, "invalid_api_key", "no episode has this key: send the OPENAI_API_KEY of the program")
+            raise CallRefused(
+                409, "episode_over", "the episode has ended: its key is not valid any more"
+            )
+        raise CallRefused(
+            401,
+            "invalid_api_key",
+            "no episode has this key: send the OPENAI_API_KEY of the program",
+        )
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -160,7 +172,9 @@ class Gateway:
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
         session: Session | None = None
         try:
-            session = self._session(request)  # before the body is read: a stranger gets nothing done
+            session = self._session(
+                request
+            )  # before the body is read: a stranger gets nothing done
             raw = await _body(request)
             body = _object(raw)
             await turn()  # tokenising a long conversation takes milliseconds
@@ -224,7 +238,9 @@ class Gateway:
                     raise CallRefused(400, "tools_unsupported", str(error), "tools") from None
         return self.parser
 
-    async def _reply(self, api: Api, request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
+    async def _reply(
+        self, api: Api, request: web.Request, body: dict[str, Any], call: Call
+    ) -> web.StreamResponse:
         answer = await _answered(call)
         response = web.json_response(api.reply(answer, call.name, body), headers=_headers(answer))
         with _delivering(request, call):
@@ -232,9 +248,13 @@ class Gateway:
             await response.write_eof()
         return response
 
-    async def _stream(self, api: Api, request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
+    async def _stream(
+        self, api: Api, request: web.Request, body: dict[str, Any], call: Call
+    ) -> web.StreamResponse:
         """Sample the whole reply, then send it as events; comments keep the connection until then."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
         while not (await asyncio.wait({call.answered}, timeout=KEEP_ALIVE_S))[0]:
             try:
                 if not response.prepared:
@@ -246,7 +266,9 @@ class Gateway:
         if isinstance(result, CallRefused):
             if not response.prepared:
                 raise result
-            with contextlib.suppress(ConnectionError):  # the status is out: only an event can say it
+            with contextlib.suppress(
+                ConnectionError
+            ):  # the status is out: only an event can say it
                 await response.write(chat_completions.sse(result.body(), "error").encode())
                 await response.write_eof()
             return response
@@ -291,7 +313,9 @@ def _headers(answer: Answer) -> dict[str, str]:
 def _trained(request: web.Request) -> bool:
     said = request.headers.get(TRAIN_HEADER, "1").strip()
     if said not in ("0", "1"):
-        raise CallRefused(400, "invalid_request", f"{TRAIN_HEADER} is 0 or 1, not {said!r:.100}", TRAIN_HEADER)
+        raise CallRefused(
+            400, "invalid_request", f"{TRAIN_HEADER} is 0 or 1, not {said!r:.100}", TRAIN_HEADER
+        )
     return said == "1"
 
 
@@ -301,7 +325,9 @@ async def _body(request: web.Request) -> bytes:
     except (ConnectionError, web.RequestPayloadError):
         raise CallRefused(400, "invalid_request", "the body ended before it was whole") from None
     except web.HTTPRequestEntityTooLarge:
-        raise CallRefused(413, "request_too_large", f"a body has at most {BODY_BYTES} bytes") from None
+        raise CallRefused(
+            413, "request_too_large", f"a body has at most {BODY_BYTES} bytes"
+        ) from None
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -89,7 +89,13 @@ class Session:
         self._counting = asyncio.Lock()
 
     def begin(
-        self, request: CallRequest, digest: bytes, client: asyncio.BaseTransport | None, *, retried: bool, trained: bool
+        self,
+        request: CallRequest,
+        digest: bytes,
+        client: asyncio.BaseTransport | None,
+        *,
+        retried: bool,
+        trained: bool,
     ) -> Call:
         """Reserve a call and begin to sample it, or join the one that it repeats. Raises CallRefused.
 
@@ -114,7 +120,9 @@ class Session:
         call = Call(request, sample, asyncio.get_running_loop().create_future(), client)
         self._calls[digest].append(call)
         calls_left = self.ticket.horizon_turns - self._reserved
-        task = asyncio.get_running_loop().create_task(self._run(sample, request, ids, wanted, calls_left))
+        task = asyncio.get_running_loop().create_task(
+            self._run(sample, request, ids, wanted, calls_left)
+        )
         self._in_flight.add(task)
         task.add_done_callback(partial(self._end, call))
         return call
@@ -126,7 +134,9 @@ class Session:
             return
         async with self._counting:  # in one thread per episode
             try:
-                overflows = await asyncio.to_thread(self.chat.overflows, request.messages, request.tools, limit)
+                overflows = await asyncio.to_thread(
+                    self.chat.overflows, request.messages, request.tools, limit
+                )
             except ConfigError as error:
                 raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
         if overflows:
@@ -161,7 +171,9 @@ class Session:
             message = f"the episode's horizon is {horizon} model calls: none is left"
             raise self._refused(CallRefused(400, "horizon_reached", message))
         if len(self._in_flight) >= MOST_IN_FLIGHT:
-            raise CallRefused(429, "too_many_calls", f"{MOST_IN_FLIGHT} calls of this episode are in flight")
+            raise CallRefused(
+                429, "too_many_calls", f"{MOST_IN_FLIGHT} calls of this episode are in flight"
+            )
 
     def _reserve(self, request: CallRequest) -> SampledCall:
         """Return the call's sample with what is rendered for it."""
@@ -173,7 +185,9 @@ class Session:
             sample.tail = self._announce_turns(sample.tail)
             if sample.parent is not None and sample.parent.generation is not None:
                 try:
-                    sample.appended_ids = self.chat.extend(sample.parent.generation.ids, sample.tail)
+                    sample.appended_ids = self.chat.extend(
+                        sample.parent.generation.ids, sample.tail
+                    )
                     return sample
                 except ConfigError:  # the template cannot append this: a conversation of its own
                     sample = self.graph.root(sample)
@@ -218,7 +232,12 @@ class Session:
         return refusal
 
     async def _run(
-        self, sample: SampledCall, request: CallRequest, ids: tuple[int, ...], wanted: int, calls_left: int
+        self,
+        sample: SampledCall,
+        request: CallRequest,
+        ids: tuple[int, ...],
+        wanted: int,
+        calls_left: int,
     ) -> Answer | CallRefused:
         """Sample a call; return its answer, whatever happens."""
         try:
@@ -259,7 +278,11 @@ class Session:
         started = time.monotonic()
         try:
             return await self.policy.generate(
-                ids, max_tokens=wanted, temperature=sampling.temperature, stop_ids=self.chat.stop_ids, seed=seed
+                ids,
+                max_tokens=wanted,
+                temperature=sampling.temperature,
+                stop_ids=self.chat.stop_ids,
+                seed=seed,
             )
         finally:
             self.generate_s += time.monotonic() - started
@@ -281,7 +304,9 @@ class Session:
         if matches := [index for index in map(text.find, request.stop) if index >= 0]:
             generation = _until(generation, _tokens_until(generation.ids, request.stop, written))
             text, cut_short = text[: min(matches)], False
-        parsed = (self.parser if reads_calls else NoCalls()).parse(self.chat.thought + text, request.tools)
+        parsed = (self.parser if reads_calls else NoCalls()).parse(
+            self.chat.thought + text, request.tools
+        )
         reply = ChatMessage("assistant", parsed.content, parsed.calls, parsed.reasoning)
         self.graph.complete(sample, generation, reply, self.chat.decode(generation.ids))
         return Answer(
@@ -304,10 +329,16 @@ class Session:
         self.metrics.count("gateway_calls_total", reason=reason)
 
 
-def _tokens_until(ids: Sequence[int], stop: Sequence[str], written: Callable[[Sequence[int]], str]) -> int:
+def _tokens_until(
+    ids: Sequence[int], stop: Sequence[str], written: Callable[[Sequence[int]], str]
+) -> int:
     """Return how many tokens it takes until the text has one of the stop strings. Their ids are kept: sampled."""
     lengths = range(1, len(ids) + 1)
-    return lengths[bisect_left(lengths, True, key=lambda length: any(word in written(ids[:length]) for word in stop))]
+    return lengths[
+        bisect_left(
+            lengths, True, key=lambda length: any(word in written(ids[:length]) for word in stop)
+        )
+    ]
 
 
 def _chars(request: CallRequest) -> int:

@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class Agent(Protocol):
-    async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation: ...
+    async def answer(
+        self, ids: Sequence[int], observation: str, seed: int | None
+    ) -> Generation: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class ExpertAgent:
                 f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
             )
         # Nobody sampled these tokens, but each needs a version: PROTOCOL.md says the ticket's own.
-        span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
+        span = VersionSpan(
+            version=self.version.version, lineage=self.version.lineage, tokens=len(output)
+        )
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
 
 

@@ -37,7 +37,9 @@ Render = Callable[[str], tuple[int, ...]]
 """Renders a first message, with the system prompt before it, up to and including the generation prompt."""
 
 
-def window(render: Render, task: str, exchanges: Sequence[Exchange], room_tokens: int) -> Opening | None:
+def window(
+    render: Render, task: str, exchanges: Sequence[Exchange], room_tokens: int
+) -> Opening | None:
     """Return the task and the newest turns, as many as fit into half of `room_tokens`; None if no opening fits.
 
     Half, because each branch begins with what it repeats: a window that moved by one turn at a time would make every
@@ -53,14 +55,22 @@ def window(render: Render, task: str, exchanges: Sequence[Exchange], room_tokens
         rendered = render(message)
         # With no turn kept, the whole room will do: nothing shorter is left to try.
         if len(rendered) + tokens <= (room_tokens // 2 if kept else room_tokens):
-            ids = [*rendered, *(token for turn in kept for token in (*turn.output_ids, *turn.answer_ids))]
-            return Opening(tuple(ids), "\n\n".join([message, *(f"{turn.text}\n\n{turn.answer}" for turn in kept)]))
+            ids = [
+                *rendered,
+                *(token for turn in kept for token in (*turn.output_ids, *turn.answer_ids)),
+            ]
+            return Opening(
+                tuple(ids),
+                "\n\n".join([message, *(f"{turn.text}\n\n{turn.answer}" for turn in kept)]),
+            )
     return None
 
 
 def summary(render: Render, task: str, turns: int, text: str, observation: str) -> Opening:
     """Return the task, the policy's own summary of its earlier turns, and the observation that it has yet to answer."""
-    message = f"{task}\n\n{SUMMARISED.format(turns=counted(turns))}\n{text.strip()}\n\n{observation}"
+    message = (
+        f"{task}\n\n{SUMMARISED.format(turns=counted(turns))}\n{text.strip()}\n\n{observation}"
+    )
     return Opening(render(message), message)
 
 

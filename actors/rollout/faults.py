@@ -31,7 +31,13 @@ class Faults:
     _told: set[str] = field(default_factory=set)
 
     def tell(
-        self, error: BaseException, environment: object, ticket: Ticket, prompt: str, turns: Sequence[Turn], reply: str
+        self,
+        error: BaseException,
+        environment: object,
+        ticket: Ticket,
+        prompt: str,
+        turns: Sequence[Turn],
+        reply: str,
     ) -> str:
         """Return what an episode's record says of a failure. `reply` is what the environment could not answer.
 
@@ -39,7 +45,13 @@ class Faults:
         published, so nobody could read it elsewhere.
         """
         described = describe(error, environment)
-        after = f" after {printable(reply, SHOWN_CHARS)!r}" if reply else "" if prompt else " at its reset"
+        after = (
+            f" after {printable(reply, SHOWN_CHARS)!r}"
+            if reply
+            else ""
+            if prompt
+            else " at its reset"
+        )
         if described not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(described)
             log.warning(

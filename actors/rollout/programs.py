@@ -19,21 +19,30 @@ GRACE_S = 10.0
 """Time that a program has to end by itself once no call is left and the last one has been sampled."""
 
 
-async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket, index: int) -> Episode:
+async def play_program(
+    program: Program, gateway: Gateway | None, ticket: Ticket, index: int
+) -> Episode:
     """Let a program play one task. A failure that is not the agent's is a broken episode, not an error.
 
     Raises EngineDead. What the program has sampled is in the episode however it ended.
     """
     if gateway is None:
-        return _broken(index, "this policy is not served to programs: play them in an actor or with a local model")
+        return _broken(
+            index,
+            "this policy is not served to programs: play them in an actor or with a local model",
+        )
     if ticket.kind is Kind.DEMO:
-        return _broken(index, f"{ticket.task.env_id} has no expert: use transcripts as demonstrations")
+        return _broken(
+            index, f"{ticket.task.env_id} has no expert: use transcripts as demonstrations"
+        )
     started = time.monotonic()
     async with gateway.session(ticket, index) as session:
         failure = await _drive(program, session, Endpoint(gateway.base_url, session.key))
         lost = len(session.graph.samples) - session.answered
         gateway.metrics.count("gateway_calls_total", lost, reason="undelivered")
-        await session.close()  # before the grader: what the program has left behind changes nothing more
+        await (
+            session.close()
+        )  # before the grader: what the program has left behind changes nothing more
     if isinstance(session.failure, EngineDead):
         raise session.failure
     error, outcome = None, Outcome(0.0, False)
@@ -70,7 +79,8 @@ async def _drive(program: Program, session: Session, endpoint: Endpoint) -> Exce
     """Wait until the program has ended, or has had GRACE_S since its calls ran out; return its failure."""
     async with asyncio.TaskGroup() as group:
         driving = group.create_task(
-            _failure_of(program, session.ticket.task.task_id, endpoint), name=str(session.ticket.task)
+            _failure_of(program, session.ticket.task.task_id, endpoint),
+            name=str(session.ticket.task),
         )
         over = group.create_task(session.exhausted())
         await asyncio.wait({driving, over}, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,16 @@ from horizonrl.actors.chat.template import Chat, ChatTemplate
 from horizonrl.actors.chat.tool_calls import ToolParser, parser_for
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import bounds, contract, registry
-from horizonrl.envs.api import CallsTools, Environment, Expert, OffersTools, Reply, Step, ToolCall, tool_user
+from horizonrl.envs.api import (
+    CallsTools,
+    Environment,
+    Expert,
+    OffersTools,
+    Reply,
+    Step,
+    ToolCall,
+    tool_user,
+)
 from horizonrl.envs.bounds import readable
 
 MAX_CALLS = bounds.MAX_CALLS
@@ -87,11 +96,19 @@ class Calls:
             )  # without thoughts: they are no answer
         steps: list[Step] = []
         for call in reply.calls[:MAX_CALLS]:
-            steps.append(await contract.call(self.user, ToolCall(call.name, readable(call.arguments))))
+            steps.append(
+                await contract.call(self.user, ToolCall(call.name, readable(call.arguments)))
+            )
             if steps[-1].terminated or steps[-1].truncated:
                 break
-        self.results = [step.observation for step in steps] + [UNMADE] * (len(reply.calls) - len(steps))
-        return replace(steps[-1], observation="\n".join(self.results), reward=sum(step.reward for step in steps))
+        self.results = [step.observation for step in steps] + [UNMADE] * (
+            len(reply.calls) - len(steps)
+        )
+        return replace(
+            steps[-1],
+            observation="\n".join(self.results),
+            reward=sum(step.reward for step in steps),
+        )
 
     def delta(self, output_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         if not self.results:
@@ -103,14 +120,18 @@ class Calls:
 
     def advise(self, expert: Expert, observation: str) -> Reply:
         if not isinstance(expert, CallsTools):
-            raise EnvironmentFailure(f"the expert of {self.environment.env_id} calls no tools: it has no `reply`")
+            raise EnvironmentFailure(
+                f"the expert of {self.environment.env_id} calls no tools: it has no `reply`"
+            )
         return expert.reply(observation)
 
     def encode(self, reply: Reply) -> tuple[int, ...]:
         return self.chat.encode_reply(ChatMessage("assistant", reply.text, reply.calls))
 
 
-async def parser_if_needed(chat: ChatTemplate, environments: Mapping[str, Mapping[str, Any]]) -> ToolParser | None:
+async def parser_if_needed(
+    chat: ChatTemplate, environments: Mapping[str, Mapping[str, Any]]
+) -> ToolParser | None:
     """Return a parser if any of the environments, given by id with their options, offers tools.
 
     Raises ConfigError if none reads what the template writes.

@@ -248,7 +248,9 @@ class EpisodePlay:
         least_tokens = len(least.ids) + self.ticket.sampling.max_turn_tokens
         if max(len(ids), least_tokens) > self._room_tokens:
             return
-        self.turns[-1] = last.model_copy(update={"observation_ids": request_ids, "observation": SUMMARY_REQUEST})
+        self.turns[-1] = last.model_copy(
+            update={"observation_ids": request_ids, "observation": SUMMARY_REQUEST}
+        )
         self.ids = ids
         generation = await self._generate(SUMMARY_REQUEST)
         text = self.rollout.chat.decode(generation.ids)
@@ -265,7 +267,9 @@ class EpisodePlay:
 
     def _end_branch(self) -> None:
         """Leave the last observation as text only, since no turn has read its tokens, and only what was read counts."""
-        self.turns[-1:] = [turn.model_copy(update={"observation_ids": ()}) for turn in self.turns[-1:]]
+        self.turns[-1:] = [
+            turn.model_copy(update={"observation_ids": ()}) for turn in self.turns[-1:]
+        ]
 
     async def _generate(self, observation: str) -> Generation:
         base = self.ticket.sampling.seed
@@ -324,7 +328,9 @@ class EpisodePlay:
         )
 
 
-async def play(make: Callable[[], Environment | Program], rollout: Rollout, ticket: Ticket, index: int) -> Episode:
+async def play(
+    make: Callable[[], Environment | Program], rollout: Rollout, ticket: Ticket, index: int
+) -> Episode:
     """Make an environment, play one episode in it, and close it. Raises EngineDead and nothing else."""
     try:
         environment = make()
@@ -346,7 +352,11 @@ async def play(make: Callable[[], Environment | Program], rollout: Rollout, tick
 def broken(index: int, error: str) -> Episode:
     """Return an episode that broke before its first turn."""
     return Episode(
-        index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=printable(error, MAX_SHORT_TEXT)
+        index=index,
+        prompt_ids=(),
+        turns=(),
+        stop=StopReason.ENV_ERROR,
+        error=printable(error, MAX_SHORT_TEXT),
     )
 
 

@@ -118,7 +118,12 @@ class WeightsFollower:
                         async with self._applied:
                             await self._applied.wait_for(lambda: self._is_applied(version))
         except TimeoutError:
-            log.warning("weights_late", wanted=str(version), applied=str(self._policy.version), waited_s=timeout_s)
+            log.warning(
+                "weights_late",
+                wanted=str(version),
+                applied=str(self._policy.version),
+                waited_s=timeout_s,
+            )
             return False
         return True
 
@@ -166,7 +171,11 @@ class WeightsFollower:
             fetched = time.monotonic()
             if restored:
                 self.lost_futures += 1
-                log.warning("run_restored", applied=str(self._policy.version), announced=str(manifest.policy))
+                log.warning(
+                    "run_restored",
+                    applied=str(self._policy.version),
+                    announced=str(manifest.policy),
+                )
             await self._policy.apply(file, manifest.policy, changed)
             self._digest, self._learner = manifest.digest, manifest.learner
             if self._policy.takes_words:
@@ -249,7 +258,9 @@ class WeightsFollower:
         if announced is None or self._digest is None or self._is_current(announced):
             return False
         # An actor that was cut off meanwhile hears of the new line when that has a newer version.
-        same_line = announced.policy.lineage != applied.lineage or announced.learner == self._learner
+        same_line = (
+            announced.policy.lineage != applied.lineage or announced.learner == self._learner
+        )
         return age(announced.policy) <= age(applied) or not same_line
 
 

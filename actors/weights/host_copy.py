@@ -77,7 +77,9 @@ class Marker(Record):
 
 
 class Shadow:
-    def __init__(self, transport: Transport, directory: Path, metrics: Metrics, notes: bool = False) -> None:
+    def __init__(
+        self, transport: Transport, directory: Path, metrics: Metrics, notes: bool = False
+    ) -> None:
         """`directory` is a directory of this run that the actors of this host share.
 
         With `notes` it is kept where patches write, for engines that can write into their layers (`words.py`).
@@ -125,7 +127,9 @@ class Shadow:
         if self._is_at(manifest):
             return
         if marker is not None and await self._is_overtaken(marker, manifest):
-            raise WeightsRejected(f"{manifest.policy} has been overtaken: this host is at {marker.policy}")
+            raise WeightsRejected(
+                f"{manifest.policy} has been overtaken: this host is at {marker.policy}"
+            )
         if marker is not None and _leads_on(marker, manifest):
             try:
                 await self._follow(marker, manifest)
@@ -135,7 +139,12 @@ class Shadow:
                 before = self._marker()
                 if before is not None and age(before.policy) >= age(key.policy):
                     raise
-                log.warning("changes_not_followed", have=str(marker.policy), want=str(manifest.policy), why=str(error))
+                log.warning(
+                    "changes_not_followed",
+                    have=str(marker.policy),
+                    want=str(manifest.policy),
+                    why=str(error),
+                )
         await self._replace(key)
         await self._follow(self._require_marker(), manifest)
 
@@ -157,7 +166,9 @@ class Shadow:
                 digest = None if lock is None else await asyncio.to_thread(digest_file, self._image)
         else:
             digest = marker.digest
-        if digest in described and (marker is None or age(marker.policy) < age(described[digest][0])):
+        if digest in described and (
+            marker is None or age(marker.policy) < age(described[digest][0])
+        ):
             self._mark(described[digest][0], digest, described[digest][1])
         return self._marker()
 
@@ -173,7 +184,12 @@ class Shadow:
         """Fetch a key frame in place of the image."""
         log.info("key_frame_fetched", version=str(key.policy), weights_bytes=key.weights_bytes)
         # Before the fetch: this host has memory for one image. An engine that still loads the old one keeps its name.
-        for file in (self._marker_file, self._place / PATCHED, self._image, *self._place.glob(f"{CHANGED}*")):
+        for file in (
+            self._marker_file,
+            self._place / PATCHED,
+            self._image,
+            *self._place.glob(f"{CHANGED}*"),
+        ):
             file.unlink(missing_ok=True)
         await fetch_frame(self._transport, key, self._image, partial(self._count_bytes, "frame"))
         self._mark(key.policy, key.digest, key.last_sequence)
@@ -194,8 +210,12 @@ class Shadow:
                 readers = Silence(self._image)
                 while not await asyncio.to_thread(self._patch, changes):
                     if readers.is_long():
-                        self._marker_file.unlink(missing_ok=True)  # so that the key frame replaces the image
-                        raise WeightsRejected(f"an actor has held {self._image} for {STUCK_S:g} s: is it stopped?")
+                        self._marker_file.unlink(
+                            missing_ok=True
+                        )  # so that the key frame replaces the image
+                        raise WeightsRejected(
+                            f"an actor has held {self._image} for {STUCK_S:g} s: is it stopped?"
+                        )
                     await asyncio.sleep(POLL_S)
 
     def _patch(self, changes: Changes) -> bool:
@@ -207,7 +227,11 @@ class Shadow:
             if not take_lock(file):
                 return False
             marker = self._marker()
-            if marker is None or marker.inode != os.fstat(file.fileno()).st_ino or marker.policy != changes.base:
+            if (
+                marker is None
+                or marker.inode != os.fstat(file.fileno()).st_ino
+                or marker.policy != changes.base
+            ):
                 raise WeightsRejected(f"another actor has moved the image on from {changes.base}")
             image = mmap.mmap(file.fileno(), 0)
             try:
@@ -218,7 +242,9 @@ class Shadow:
             os.replace(self._marker_file, self._place / PATCHED)
             written = decoded.write(image)
             if xxhash.xxh3_128_hexdigest(image) != changes.digest:
-                raise WeightsDamaged(f"{changes.policy}: the changes do not make the weights that were announced")
+                raise WeightsDamaged(
+                    f"{changes.policy}: the changes do not make the weights that were announced"
+                )
             self._mark(changes.policy, changes.digest, changes.last_sequence)
             if self._notes:
                 # The sequence only orders the names.
@@ -251,12 +277,17 @@ class Shadow:
         return marker
 
     def _mark(self, policy: PolicyVersion, digest: str, sequence: int) -> None:
-        marker = Marker(policy=policy, digest=digest, sequence=sequence, inode=self._image.stat().st_ino)
+        marker = Marker(
+            policy=policy, digest=digest, sequence=sequence, inode=self._image.stat().st_ino
+        )
         atomic_write_text(self._marker_file, marker.model_dump_json(), rivals=True)
 
     def _is_at(self, manifest: SentFile) -> bool:
         marker = self._marker()
-        return marker is not None and (marker.policy, marker.digest) == (manifest.policy, manifest.digest)
+        return marker is not None and (marker.policy, marker.digest) == (
+            manifest.policy,
+            manifest.digest,
+        )
 
     # ---- the locks
 
@@ -280,7 +311,9 @@ class Shadow:
         file = self._place / f"{READING}{secrets.token_hex(8)}.safetensors"
         async with self._locked() as lock:
             if lock is None or not self._is_at(manifest):
-                raise WeightsRejected(f"{manifest.policy} has been overtaken: another actor has moved the image on")
+                raise WeightsRejected(
+                    f"{manifest.policy} has been overtaken: another actor has moved the image on"
+                )
             try:
                 os.link(self._image, file)
                 if await asyncio.to_thread(digest_file, file) != manifest.digest:
@@ -350,7 +383,11 @@ class Silence:
 def _leads_on(marker: Marker, manifest: SentFile) -> bool:
     """Return whether changes may lead from an image to the announced version: those of one lineage are one line."""
     have, want = marker.policy, manifest.policy
-    return have.lineage == want.lineage and have.version < want.version and marker.sequence < manifest.last_change
+    return (
+        have.lineage == want.lineage
+        and have.version < want.version
+        and marker.sequence < manifest.last_change
+    )
 
 
 def sweep(directory: Path) -> None:

@@ -47,7 +47,9 @@ class MergedImage:
         Raises WeightsRejected or LogGap if the version cannot be had, also because a newer one has replaced it.
         """
         if manifest.adapters is None or manifest.base is None:
-            raise WeightsRejected(f"{manifest.policy} is not announced as adapters of a frozen model")
+            raise WeightsRejected(
+                f"{manifest.policy} is not announced as adapters of a frozen model"
+            )
         (self._place / "adapters").mkdir(exist_ok=True)
         file, lock = self._place / f"{READING}{secrets.token_hex(8)}.safetensors", None
         try:
@@ -56,7 +58,9 @@ class MergedImage:
                 if _read_note(image) != manifest.digest:
                     # The long download first: nobody patches the adapters while they are held.
                     base = await self._frozen(manifest.base)
-                    sweep(self._place)  # an image that a killed actor's engine held is memory that the new one needs
+                    sweep(
+                        self._place
+                    )  # an image that a killed actor's engine held is memory that the new one needs
                     async with self._adapters.holding(manifest.adapters) as adapters:
                         await asyncio.to_thread(self._merge, base, adapters, manifest)
                 # A name for this engine, which keeps the image when another actor replaces it.
@@ -75,7 +79,9 @@ class MergedImage:
         """Return the frozen model's file, fetched unless it is there."""
         file = self._place / FROZEN
         if _read_note(file) != base.digest:
-            log.info("frozen_model_fetched", version=str(base.policy), weights_bytes=base.weights_bytes)
+            log.info(
+                "frozen_model_fetched", version=str(base.policy), weights_bytes=base.weights_bytes
+            )
             for old in (_note(file), file):
                 old.unlink(missing_ok=True)
             await fetch_frame(self._transport, base, file, self._count_bytes, BASE)
@@ -96,7 +102,9 @@ class MergedImage:
                 if digest != manifest.digest:
                     # The adapters have just been verified: if the frozen model is damaged, the next try fetches it.
                     _note(base).unlink(missing_ok=True)
-                    raise WeightsRejected(f"{manifest.policy}: model and adapters add up to other weights ({digest})")
+                    raise WeightsRejected(
+                        f"{manifest.policy}: model and adapters add up to other weights ({digest})"
+                    )
             _note(image).write_text(digest, encoding="utf-8")
         except OSError as error:
             raise WeightsRejected(
@@ -114,7 +122,9 @@ def _write_merged(base: Path, adapters: Path, out: Path) -> str:
         size = os.fstat(frozen.fileno()).st_size
         # All of it now: a file system that is full later would end the actor inside a memory map, with SIGBUS.
         os.posix_fallocate(file.fileno(), 0, size)
-        model, added = (mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) for source in (frozen, factors))
+        model, added = (
+            mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) for source in (frozen, factors)
+        )
         merged = mmap.mmap(file.fileno(), size)
         merge_adapters(model, added, merged)
         return xxhash.xxh3_128_hexdigest(merged)

@@ -88,7 +88,9 @@ def write_note(note: Path, layout: Layout, written: Iterable[tuple[int, Array]])
 
     Writes nothing if it is too much, or does not fit the file system: then the image is loaded whole.
     """
-    parts = [(offset - layout.data_offset) // 2 + numbers.astype(np.int64) for offset, numbers in written]
+    parts = [
+        (offset - layout.data_offset) // 2 + numbers.astype(np.int64) for offset, numbers in written
+    ]
     positions_W = np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
     if 2 * len(positions_W) > MOST_CHANGED * layout.image_bytes:
         return

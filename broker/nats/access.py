@@ -11,7 +11,13 @@ What is not listed is denied. Only the controller creates consumers; a reader as
 from collections.abc import Iterator
 
 from horizonrl.broker.api import Key, Role, Stream
-from horizonrl.broker.nats.streams import ACTORS, bucket_name, news_subject, stream_name, stream_spec
+from horizonrl.broker.nats.streams import (
+    ACTORS,
+    bucket_name,
+    news_subject,
+    stream_name,
+    stream_spec,
+)
 
 GUESTS = (Role.LEARNER, Role.ACTOR, Role.MONITOR)
 """The roles with an account of their own."""

@@ -31,7 +31,9 @@ class AbortingClient(Client):
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
         if (answers := self._unread.get(sid)) is not None:
             answers.put_nowait((headers or b"", data))
         else:

@@ -59,7 +59,11 @@ class EmbeddedCluster:
         self.servers = [
             # A name for good: the servers know one another by it, also after a restart.
             EmbeddedServer(
-                member_folder(directory, number), durability, host=host, port=port, name=f"horizonrl-{number}"
+                member_folder(directory, number),
+                durability,
+                host=host,
+                port=port,
+                name=f"horizonrl-{number}",
             )
             for number, (host, port) in enumerate(addresses)
         ]
@@ -74,10 +78,20 @@ class EmbeddedCluster:
         """Give each server its place in the cluster. `dialled[i]` are the ports at which server i finds the others."""
         # Chosen before any server starts, since each has to know where the others will be.
         self.route_ports = self.route_ports or free_ports(len(self.servers))
-        for number, (server, route_port) in enumerate(zip(self.servers, self.route_ports, strict=True)):
-            others = dialled[number] if dialled else [port for port in self.route_ports if port != route_port]
-            routes = ", ".join(f'"nats://route:{self._password}@127.0.0.1:{port}"' for port in others)
-            cluster = CLUSTER.format(port=route_port, password=self._password, routes=routes, more=more)
+        for number, (server, route_port) in enumerate(
+            zip(self.servers, self.route_ports, strict=True)
+        ):
+            others = (
+                dialled[number]
+                if dialled
+                else [port for port in self.route_ports if port != route_port]
+            )
+            routes = ", ".join(
+                f'"nats://route:{self._password}@127.0.0.1:{port}"' for port in others
+            )
+            cluster = CLUSTER.format(
+                port=route_port, password=self._password, routes=routes, more=more
+            )
             server.extra = f"{self._extra}\n{cluster}"
 
     async def start(self) -> None:
@@ -123,7 +137,10 @@ class EmbeddedCluster:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.stop()
 
@@ -165,4 +182,6 @@ def free_ports(count: int) -> list[int]:
             numbers.append(port)
         if len(numbers) == count:
             return numbers
-    raise RunFailed(f"no {count} ports of loopback between {ROUTE_PORTS[0]} and {ROUTE_PORTS[1]} are free")
+    raise RunFailed(
+        f"no {count} ports of loopback between {ROUTE_PORTS[0]} and {ROUTE_PORTS[1]} are free"
+    )

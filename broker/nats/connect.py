@@ -48,7 +48,9 @@ async def connect(
     stamina.instrumentation.set_on_retry_hooks(
         []
     )  # Connection logs long waits; stamina's hook would warn of each retry
-    connection = Connection(",".join(servers), encrypted=broker.nats.ca_file is not None, domain=broker.nats.domain)
+    connection = Connection(
+        ",".join(servers), encrypted=broker.nats.ca_file is not None, domain=broker.nats.domain
+    )
     try:
         async with asyncio.timeout(broker.connect_timeout_s) as patience:
             await connection.client.connect(
@@ -82,7 +84,9 @@ async def connect(
         if creates:
             return NatsTransport(connection, run, broker.ack_wait_s)
         # A monitor is a person who waits at `horizonrl status`; the other roles may start long before the controller.
-        patience_s = broker.connect_timeout_s if existing or role is Role.MONITOR else STREAMS_WAIT_S
+        patience_s = (
+            broker.connect_timeout_s if existing or role is Role.MONITOR else STREAMS_WAIT_S
+        )
         ack_wait_s = await _await_streams(connection, run, patience_s, existing)
         if broker.nats.domain is not None:
             await _find_mirror(connection, stream_name(run, Stream.WEIGHTS))
@@ -105,7 +109,9 @@ async def connect(
         raise
 
 
-async def _await_streams(connection: Connection, run: str, patience_s: float, existing: bool) -> float:
+async def _await_streams(
+    connection: Connection, run: str, patience_s: float, existing: bool
+) -> float:
     """Wait until the controller has created the run's streams; return the `ack_wait_s` that it has set.
 
     Before there are streams, nothing can wake a waiter, so it polls. With `existing`, it raises RunUnknown.
@@ -118,7 +124,9 @@ async def _await_streams(connection: Connection, run: str, patience_s: float, ex
                     await connection.ask(
                         lambda: js.stream_info(f"KV_{bucket_name(run)}")
                     )  # the last one that is created
-                    consumer = await connection.ask(lambda: js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS))
+                    consumer = await connection.ask(
+                        lambda: js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)
+                    )
                     # What the server enforces and not what this role's recipe says: the heartbeat has to match it.
                     return float(consumer.config.ack_wait or 0.0)
                 if existing:
@@ -138,12 +146,18 @@ async def _find_mirror(connection: Connection, stream: str) -> None:
     with contextlib.suppress(nats.js.errors.NotFoundError, nats.js.errors.ServiceUnavailableError):
         if (await here.stream_info(stream)).config.mirror is not None:
             connection.mirrored = stream
-    log.info("leaf_node", domain=connection.domain, weights="its mirror" if connection.mirrored else "the broker")
+    log.info(
+        "leaf_node",
+        domain=connection.domain,
+        weights="its mirror" if connection.mirrored else "the broker",
+    )
 
 
 def _refuse_unheard_durability(connection: Connection, section: NatsSection) -> None:
     """Raise ConfigError if `durability` asks for what the server was never told: only a server of our own reads it."""
-    from horizonrl.broker.nats.server import STANDALONE  # with an HTTP client, which an actor need not wait for
+    from horizonrl.broker.nats.server import (
+        STANDALONE,
+    )  # with an HTTP client, which an actor need not wait for
 
     name = connection.server_name
     if section.durability == "power" and not name.startswith(STANDALONE):
@@ -173,7 +187,9 @@ def _credentials(section: NatsSection) -> dict[str, Any]:
         try:
             options["tls"] = ssl.create_default_context(cafile=str(section.ca_file))
         except ssl.SSLError:
-            raise ConfigError(f"broker.nats.ca_file is {section.ca_file}: it holds no certificate") from None
+            raise ConfigError(
+                f"broker.nats.ca_file is {section.ca_file}: it holds no certificate"
+            ) from None
     return options
 
 

@@ -99,7 +99,12 @@ class Stall:
         lasts_s = self.lasts_s
         if lasts_s >= max(TELL_AFTER_S, 2 * self.told_s):
             self.told_s = lasts_s
-            fields = {"what": self.what, "error": repr(self.cause), "for_s": round(lasts_s, 1), "url": url}
+            fields = {
+                "what": self.what,
+                "error": repr(self.cause),
+                "for_s": round(lasts_s, 1),
+                "url": url,
+            }
             if is_full(self.cause):
                 log.warning("stream_full", **fields)
             else:
@@ -164,7 +169,9 @@ class Connection:
         except TimeoutError:
             # The server does not answer what it refuses, so a refusal first shows as a timeout.
             self.raise_refusal()
-            raise BrokerUnreachable(f"{self.url} has not answered for {deadline_s} s ({what})") from None
+            raise BrokerUnreachable(
+                f"{self.url} has not answered for {deadline_s} s ({what})"
+            ) from None
         except nats.errors.ConnectionClosedError:
             self.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self.url} is closed") from None
@@ -198,7 +205,9 @@ class Connection:
                 await asyncio.sleep(WAIT_INITIAL_S)
                 answer = await _repeat(attempt)
             if stall is not None and stall.told_s:
-                log.info("broker_recovered", what=what, after_s=round(stall.lasts_s, 1), url=self.url)
+                log.info(
+                    "broker_recovered", what=what, after_s=round(stall.lasts_s, 1), url=self.url
+                )
             return answer
         finally:
             # Also when the caller is cancelled: nobody waits for this request any more.
@@ -319,7 +328,9 @@ class Connection:
         self.client.options["reconnect_time_wait"] = self._wait_s * random.uniform(0.5, 1.0)
 
     async def on_closed(self) -> None:
-        if isinstance(self.client.last_error, nats.errors.AuthorizationError):  # revoked while connected
+        if isinstance(
+            self.client.last_error, nats.errors.AuthorizationError
+        ):  # revoked while connected
             await self.on_error(self.client.last_error)
         # Waiters wake and find the client closed, instead of waiting for a reconnect that never comes.
         self._up.set()
@@ -335,7 +346,9 @@ class Connection:
                 "this run (`horizonrl broker keys` writes one for each role): give the role its own"
             )
         elif "permissions violation" in text.lower():
-            self._refuse(f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)")
+            self._refuse(
+                f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)"
+            )
         elif "authorization violation" in text.lower():
             self._refuse(
                 f"{self.url} refuses the credentials: check broker.nats.nkey_seed, or broker.nats.user and the password"

@@ -32,7 +32,11 @@ class Freshness:
         self._seen[name] = max(self._seen.get(name, 0), sequence)
 
     async def at_least(
-        self, name: str, look: Callable[[], Awaitable[T]], position: Callable[[T], int], wanted: int = 0
+        self,
+        name: str,
+        look: Callable[[], Awaitable[T]],
+        position: Callable[[T], int],
+        wanted: int = 0,
     ) -> T:
         """Repeat `look` until its answer is as new as `wanted` and as what was seen; return the last one after `lag_s`.
 

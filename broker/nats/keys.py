@@ -60,7 +60,11 @@ ANSWERS = ', response_type: stream, response_threshold: "1m"'
 
 
 def make_keys(
-    folder: Path, runs: Sequence[str], hosts: Sequence[str], seen_at: Path | None = None, actors: int = 1
+    folder: Path,
+    runs: Sequence[str],
+    hosts: Sequence[str],
+    seen_at: Path | None = None,
+    actors: int = 1,
 ) -> list[Path]:
     """Make the missing keys of `runs`, and of a server called `hosts`; return the files that were written.
 
@@ -95,7 +99,8 @@ def _account(keys: KeyFolder, run: str, role: Role) -> str:
     may = publishes(run, role)
     if role in GUESTS:
         shared = _lines(
-            "imports", [*(_import(run, "service", name) for name in may), _import(run, "stream", hears(run))]
+            "imports",
+            [*(_import(run, "service", name) for name in may), _import(run, "stream", hears(run))],
         )
     else:
         # Sorted, so that an unchanged folder gives an unchanged file and nobody reloads the server for nothing.
@@ -133,7 +138,9 @@ def _indent(items: Iterable[str]) -> str:
 
 
 def _seeds(keys: KeyFolder, run: str, actors: int) -> list[Path]:
-    numbers = [(role, number) for role in Role for number in range(actors if role is Role.ACTOR else 1)]
+    numbers = [
+        (role, number) for role in Role for number in range(actors if role is Role.ACTOR else 1)
+    ]
     written = []
     for path in (keys.seed(run, role, number) for role, number in numbers):
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -141,7 +148,9 @@ def _seeds(keys: KeyFolder, run: str, actors: int) -> list[Path]:
             seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
             written.append(_write_secret(path, bytes(seed)))
     if not keys.ticket_key(run).exists():
-        written.append(_write_secret(keys.ticket_key(run), secrets.token_hex(TICKET_KEY_BYTES).encode()))
+        written.append(
+            _write_secret(keys.ticket_key(run), secrets.token_hex(TICKET_KEY_BYTES).encode())
+        )
     return written
 
 
@@ -153,19 +162,29 @@ def _certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     server = [folder / "server.pem", folder / "server.key"]
     authority, signs = (folder / "ca.pem").exists(), (folder / "ca.key").exists()
     if signs and not authority:
-        raise ConfigError(f"{folder} has a ca.key and no ca.pem: bring it back, or delete ca.key too and give --host")
+        raise ConfigError(
+            f"{folder} has a ca.key and no ca.pem: bring it back, or delete ca.key too and give --host"
+        )
     # A certificate names its hosts: other hosts, another certificate. And no client trusts one of an authority before.
     if authority and not hosts and all(path.exists() for path in server):
         return []
     if not hosts:
-        raise ConfigError("which server? Give every name and address that clients use for it: --host NAME")
-    if authority and not signs:  # clients trust it: a new one in its place would lock all of them out
-        raise ConfigError(f"ca.key is needed for a new certificate: bring it back to {folder}, or delete ca.pem too")
+        raise ConfigError(
+            "which server? Give every name and address that clients use for it: --host NAME"
+        )
+    if (
+        authority and not signs
+    ):  # clients trust it: a new one in its place would lock all of them out
+        raise ConfigError(
+            f"ca.key is needed for a new certificate: bring it back to {folder}, or delete ca.pem too"
+        )
     written = []
     if not authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "HorizonRL broker authority")])
-        builder = _builder(name, name, key, AUTHORITY_DAYS).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        builder = _builder(name, name, key, AUTHORITY_DAYS).add_extension(
+            x509.BasicConstraints(True, 0), critical=True
+        )
         written += _write_pair(folder / "ca", key, builder.sign(key, hashes.SHA256()))
     for path in server:
         path.unlink(missing_ok=True)
@@ -181,7 +200,10 @@ def _server_certificate(folder: Path, hosts: Sequence[str]) -> list[Path]:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     builder = (
         _builder(name, authority.subject, key, SERVER_DAYS)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in (*hosts, *LOOPBACK)]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([_host(host) for host in (*hosts, *LOOPBACK)]),
+            critical=False,
+        )
         .add_extension(x509.BasicConstraints(False, None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
@@ -210,7 +232,9 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_pair(stem: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> list[Path]:
+def _write_pair(
+    stem: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
+) -> list[Path]:
     plain = serialization.NoEncryption()
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
     public = stem.with_suffix(".pem")

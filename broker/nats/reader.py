@@ -64,7 +64,11 @@ Query = Mapping[str, object]
 
 
 def to_message(
-    subject: str, data: bytes, sequence: int, headers: dict[str, str], stored_at: float | None = None
+    subject: str,
+    data: bytes,
+    sequence: int,
+    headers: dict[str, str],
+    stored_at: float | None = None,
 ) -> Message:
     """Return a message of NATS as one of ours, with the id out of its header."""
     ours = {name: value for name, value in headers.items() if name != MESSAGE_ID}
@@ -96,18 +100,26 @@ async def stored_message(
         raise missing_entries(stream) from None
 
 
-async def add_batch(connection: Connection, stream: str, prefix: str, query: Query, messages: list[Message]) -> None:
+async def add_batch(
+    connection: Connection, stream: str, prefix: str, query: Query, messages: list[Message]
+) -> None:
     """Append messages of a stream in order, `batch` at most, from any replica: perhaps none although there are some.
 
     `query` is `{"seq": n, "next_by_subj": subject, "batch": most}`. What has been appended when this is cancelled is
     whole and in order: over a slow line, a caller without time still gets on.
     """
     had = len(messages)
-    subject, body = f"{connection.api(stream)}.DIRECT.GET.{stream}", json.dumps({**query, "max_bytes": BATCH_BYTES})
+    subject, body = (
+        f"{connection.api(stream)}.DIRECT.GET.{stream}",
+        json.dumps({**query, "max_bytes": BATCH_BYTES}),
+    )
 
     async def batch() -> None:
         del messages[had:]
-        async with connection.client.unread_answers() as (inbox, answers), asyncio.timeout(None) as patience:
+        async with (
+            connection.client.unread_answers() as (inbox, answers),
+            asyncio.timeout(None) as patience,
+        ):
             await connection.client.publish(subject, body.encode(), reply=inbox)
             while True:
                 patience.reschedule(asyncio.get_running_loop().time() + DIRECT_ANSWER_S)
@@ -118,11 +130,20 @@ async def add_batch(connection: Connection, stream: str, prefix: str, query: Que
                     return
                 header, its_subject, sequence, time, before = added.groups()
                 # An answer before this one is lost: from there on, the messages are requested again.
-                if before not in (None, b"%d" % (messages[-1].sequence if len(messages) > had else 0)):
+                if before not in (
+                    None,
+                    b"%d" % (messages[-1].sequence if len(messages) > had else 0),
+                ):
                     return
                 name = its_subject.decode().removeprefix(prefix)
                 messages.append(
-                    to_message(name, data, int(sequence), _parse(connection, header), _seconds(time.decode()))
+                    to_message(
+                        name,
+                        data,
+                        int(sequence),
+                        _parse(connection, header),
+                        _seconds(time.decode()),
+                    )
                 )
                 if before is None:
                     return
@@ -140,7 +161,13 @@ def _unwrap(answer: Msg, prefix: str, connection: Connection) -> Message | None:
     # Cut as the server cuts them in a batch: an entry's digest must not depend on how it was read.
     headers = _parse(connection, base64.b64decode(stored.get("hdrs", ""))[:-2])
     data = base64.b64decode(stored.get("data", ""))
-    return to_message(stored["subject"].removeprefix(prefix), data, stored["seq"], headers, _seconds(stored["time"]))
+    return to_message(
+        stored["subject"].removeprefix(prefix),
+        data,
+        stored["seq"],
+        headers,
+        _seconds(stored["time"]),
+    )
 
 
 def _parse(connection: Connection, stored: bytes) -> dict[str, str]:
@@ -157,7 +184,9 @@ def _direct(answer: Msg, prefix: str, connection: Connection) -> Message | None:
         return None
     # What is left then are the publisher's own headers.
     _stream, subject, sequence, time = (headers.pop(name) for name in ADDED_HEADERS)
-    return to_message(subject.removeprefix(prefix), answer.data, int(sequence), headers, _seconds(time))
+    return to_message(
+        subject.removeprefix(prefix), answer.data, int(sequence), headers, _seconds(time)
+    )
 
 
 def _seconds(rfc3339: str) -> float:
@@ -226,12 +255,16 @@ class NatsReader:
         query: dict[str, object] = {"seq": self._next, "next_by_subj": self._subject}
         if not self._flowing:
             # The leader first: most looks of a reader that waits find nothing, and cost only this one request.
-            first = await stored_message(self._connection, self._stream, self._prefix, query, direct=self._direct)
+            first = await stored_message(
+                self._connection, self._stream, self._prefix, query, direct=self._direct
+            )
             if first is None:
                 return False
             messages.append(first)
         if len(messages) < limit:
-            query |= {"batch": limit - len(messages)} | ({"seq": messages[0].sequence + 1} if messages else {})
+            query |= {"batch": limit - len(messages)} | (
+                {"seq": messages[0].sequence + 1} if messages else {}
+            )
             await add_batch(self._connection, self._stream, self._prefix, query, messages)
         self._flowing = bool(messages)
         return self._flowing
@@ -256,11 +289,18 @@ class NatsReader:
         for sequence in range(self._next, messages[-1].sequence):
             if sequence not in held and sequence not in self._asked:
                 query = {"seq": sequence}
-                self._asked[sequence] = await stored_message(self._connection, self._stream, self._prefix, query)
+                self._asked[sequence] = await stored_message(
+                    self._connection, self._stream, self._prefix, query
+                )
         left_out = [message for message in self._asked.values() if message is not None]
         self._asked = {}
         if left_out:
-            log.warning("replica_damaged", stream=self._stream, left_out=len(left_out), first=left_out[0].sequence)
+            log.warning(
+                "replica_damaged",
+                stream=self._stream,
+                left_out=len(left_out),
+                first=left_out[0].sequence,
+            )
             messages[:] = sorted([*messages, *left_out], key=lambda message: message.sequence)
 
     async def _check_gap(self, wanted: int) -> None:
@@ -274,7 +314,9 @@ class NatsReader:
             return (await self._connection.ask(lambda: self._js.stream_info(self._stream))).state
 
         try:
-            state = await self._freshness.at_least(self._stream, look, lambda state: state.last_seq, wanted - 1)
+            state = await self._freshness.at_least(
+                self._stream, look, lambda state: state.last_seq, wanted - 1
+            )
         except nats.js.errors.NotFoundError:
             raise missing_entries(self._stream) from None
         check_gap(self._stream, wanted, state.first_seq, state.last_seq)

@@ -37,7 +37,11 @@ async def _behind(connection: Connection, js: JetStreamContext, name: str) -> li
     info = await connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
     followers = info.cluster.replicas or [] if info.cluster else []
     if not followers:
-        log.warning("stream_unreplicated", stream=name, cure="set broker.nats.replicas = 3 to survive a lost server")
+        log.warning(
+            "stream_unreplicated",
+            stream=name,
+            cure="set broker.nats.replicas = 3 to survive a lost server",
+        )
         return []
     behind = [str(peer.name) for peer in followers if not peer.current or peer.offline]
     # The leader and half of its followers are a majority. To wait for all would not let a run start while one is down.

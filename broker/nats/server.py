@@ -143,7 +143,9 @@ class EmbeddedServer:
             "-c",
             str(config),
             **detached(asyncio.subprocess.DEVNULL),
-            pass_fds=(lock.fileno(),),  # the lock lasts as long as the server, even if this program is killed
+            pass_fds=(
+                lock.fileno(),
+            ),  # the lock lasts as long as the server, even if this program is killed
         )
         try:
             async with asyncio.timeout(start_s):
@@ -154,7 +156,9 @@ class EmbeddedServer:
             self._release()
             if not isinstance(error, TimeoutError):
                 raise
-            raise BrokerUnreachable(self._failure(f"did not listen within {start_s:.0f} s")) from None
+            raise BrokerUnreachable(
+                self._failure(f"did not listen within {start_s:.0f} s")
+            ) from None
 
     async def _hold(self) -> IO[str]:
         """Take the directory's lock: with two servers on one store, each loses what the other acknowledged.
@@ -192,13 +196,22 @@ class EmbeddedServer:
         # The file exists before it is complete, so its last character decides.
         while not (ports.exists() and ports.read_text(encoding="utf-8").rstrip().endswith("}")):
             if self._process.returncode is not None:
-                raise BrokerUnreachable(self._failure(f"ended with code {self._process.returncode}"))
+                raise BrokerUnreachable(
+                    self._failure(f"ended with code {self._process.returncode}")
+                )
             if (now := time.monotonic()) - logged_at >= TELL_S:
                 logged_at = now
-                log.info("broker_restoring", server=self.name, stored_mib=stored_bytes >> 20, for_s=round(now - began))
+                log.info(
+                    "broker_restoring",
+                    server=self.name,
+                    stored_mib=stored_bytes >> 20,
+                    for_s=round(now - began),
+                )
             await asyncio.sleep(POLL_S)
         listening: dict[str, list[str]] = json.loads(ports.read_text(encoding="utf-8"))
-        return int(listening["nats"][0].rpartition(":")[2]), listening["monitoring"][0] + self._monitoring_path
+        return int(listening["nats"][0].rpartition(":")[2]), listening["monitoring"][
+            0
+        ] + self._monitoring_path
 
     def _failure(self, what: str) -> str:
         log_file = self.directory / LOG_FILE
@@ -238,7 +251,10 @@ class EmbeddedServer:
 
     async def figures(self) -> dict[str, Any]:
         """Return the server's own counters (`/varz`): messages and bytes in and out, connections, memory."""
-        async with aiohttp.ClientSession() as session, session.get(f"{self.monitoring}/varz") as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.monitoring}/varz") as answer,
+        ):
             state: dict[str, Any] = await answer.json()
             return state
 
@@ -306,7 +322,10 @@ class EmbeddedServer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.stop()
 

@@ -86,7 +86,11 @@ def stream_config(run: str, spec: StreamSpec, broker: BrokerSection) -> api.Stre
         retention=api.RetentionPolicy.LIMITS,
         storage=api.StorageType.FILE,
         discard=api.DiscardPolicy.OLD if dead else api.DiscardPolicy.NEW,
-        max_bytes=dead_bytes(max_log_bytes) if dead else max_log_bytes if spec.limited else UNLIMITED,
+        max_bytes=dead_bytes(max_log_bytes)
+        if dead
+        else max_log_bytes
+        if spec.limited
+        else UNLIMITED,
         max_msgs=DEAD_MESSAGES if dead else UNLIMITED,
         duplicate_window=DUPLICATE_WINDOW_S,
         allow_direct=True,
@@ -132,7 +136,9 @@ async def _ensure_bucket(js: JetStreamContext, run: str, replicas: int | None) -
     settings = api.KeyValueConfig(
         bucket, history=1, storage=api.StorageType.FILE, republish=announced, replicas=replicas or 1
     )
-    present = await _present_or_created(js, f"KV_{bucket}", replicas, lambda: js.create_key_value(settings))
+    present = await _present_or_created(
+        js, f"KV_{bucket}", replicas, lambda: js.create_key_value(settings)
+    )
     if present is None:
         return
     # A bucket that another version created is changed in place, which keeps the keys of a run that goes on.
@@ -145,7 +151,9 @@ async def _ensure_bucket(js: JetStreamContext, run: str, replicas: int | None) -
 async def _remove_foreign_consumers(js: JetStreamContext, stream: str, ours: str = "") -> None:
     """Remove every consumer but the run's own: beyond its limit of consumers, a server would refuse that one too."""
     # The server lists consumers in pages, so the list is requested until it has only our own.
-    while foreign := [consumer.name for consumer in await js.consumers_info(stream) if consumer.name != ours]:
+    while foreign := [
+        consumer.name for consumer in await js.consumers_info(stream) if consumer.name != ours
+    ]:
         for name in foreign:
             with contextlib.suppress(nats.js.errors.NotFoundError):  # it has ended by itself
                 await js.delete_consumer(stream, name)
@@ -161,7 +169,9 @@ async def _present_or_created(
     try:
         await _retry_with_replicas(stream, replicas, create)
     except nats.js.errors.APIError as error:
-        if error.err_code != NAME_IN_USE:  # else another role has just created it, with settings of its own
+        if (
+            error.err_code != NAME_IN_USE
+        ):  # else another role has just created it, with settings of its own
             raise
         return (await js.stream_info(stream)).config
     return None
@@ -171,7 +181,9 @@ async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None
     """Create a stream, or change only those settings that are ours: an operator may have set a placement."""
     assert wanted.name is not None
     try:
-        present = await _present_or_created(js, wanted.name, wanted.num_replicas, lambda: js.add_stream(wanted))
+        present = await _present_or_created(
+            js, wanted.name, wanted.num_replicas, lambda: js.add_stream(wanted)
+        )
     except nats.js.errors.APIError as error:
         if error.err_code != INSUFFICIENT_STORAGE:
             raise
@@ -182,10 +194,23 @@ async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None
     if present is None:
         return
     # The settings that the run's guarantees depend on, and no others.
-    ours = ["subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window", "allow_direct"]
+    ours = [
+        "subjects",
+        "retention",
+        "storage",
+        "discard",
+        "max_bytes",
+        "max_msgs",
+        "duplicate_window",
+        "allow_direct",
+    ]
     if wanted.num_replicas is not None:  # else an operator may have set them
         ours.append("num_replicas")
-    changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}
+    changes = {
+        name: getattr(wanted, name)
+        for name in ours
+        if getattr(present, name) != getattr(wanted, name)
+    }
     await _change(js, present, changes)
 
 
@@ -194,12 +219,21 @@ async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict
     if not changes:
         return
     if "num_replicas" in changes:
-        log.warning("replicas_changed", stream=present.name, before=present.num_replicas, now=changes["num_replicas"])
+        log.warning(
+            "replicas_changed",
+            stream=present.name,
+            before=present.num_replicas,
+            now=changes["num_replicas"],
+        )
     try:
         changed = present.evolve(**changes)
-        await _retry_with_replicas(present.name, changed.num_replicas, lambda: js.update_stream(changed))
+        await _retry_with_replicas(
+            present.name, changed.num_replicas, lambda: js.update_stream(changed)
+        )
     except nats.js.errors.APIError as error:
-        if isinstance(error, nats.js.errors.ServiceUnavailableError):  # the cluster is electing a leader
+        if isinstance(
+            error, nats.js.errors.ServiceUnavailableError
+        ):  # the cluster is electing a leader
             raise
         raise ConfigError(
             f"stream {present.name} exists with other settings ({', '.join(changes)}) that the server will not "
@@ -207,7 +241,9 @@ async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict
         ) from None
 
 
-async def _retry_with_replicas(stream: str | None, replicas: int | None, request: Callable[[], Awaitable[T]]) -> T:
+async def _retry_with_replicas(
+    stream: str | None, replicas: int | None, request: Callable[[], Awaitable[T]]
+) -> T:
     """Create or change a stream; wait for servers that have not joined the cluster yet.
 
     Raises ConfigError if the servers cannot hold the replicas.

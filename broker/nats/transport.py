@@ -25,8 +25,21 @@ from nats.js.api import StreamInfo
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
 from horizonrl.broker.nats.connection import Connection, is_full
 from horizonrl.broker.nats.freshness import Freshness
-from horizonrl.broker.nats.reader import MESSAGE_ID, NatsReader, missing_entries, stored_message, to_message
-from horizonrl.broker.nats.streams import ACTORS, UNLIMITED, bucket_name, news_subject, stream_name, stream_spec
+from horizonrl.broker.nats.reader import (
+    MESSAGE_ID,
+    NatsReader,
+    missing_entries,
+    stored_message,
+    to_message,
+)
+from horizonrl.broker.nats.streams import (
+    ACTORS,
+    UNLIMITED,
+    bucket_name,
+    news_subject,
+    stream_name,
+    stream_spec,
+)
 from horizonrl.common.errors import BrokerUnreachable, LogGap, RecordTooLarge, StateConflict
 
 HEADER_ROOM = 4_096
@@ -57,7 +70,9 @@ PUT_PAUSE_S = 0.1
 class NatsDelivery:
     def __init__(self, connection: Connection, raw: Msg, run: str, ack_wait_s: float) -> None:
         sequence = raw.metadata.sequence.stream or 0
-        self.message = to_message(raw.subject.removeprefix(f"{run}."), raw.data, sequence, dict(raw.headers or {}))
+        self.message = to_message(
+            raw.subject.removeprefix(f"{run}."), raw.data, sequence, dict(raw.headers or {})
+        )
         self.deliveries: int = raw.metadata.num_delivered or 1
         self._connection = connection
         self._reply = raw.reply
@@ -72,7 +87,9 @@ class NatsDelivery:
 
     async def give_back(self, delay_s: float = 0.0) -> None:
         # JetStream counts the delay in nanoseconds.
-        await self._say(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode(), self._ack_wait_s)
+        await self._say(
+            b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode(), self._ack_wait_s
+        )
 
     async def _say(self, word: bytes, deadline_s: float) -> None:
         """Send an acknowledgement as a request, which the server confirms: not if it has lost ticket or consumer."""
@@ -118,10 +135,17 @@ class NatsTransport:
         return float(ssl.cert_time_to_seconds(shown["notAfter"])) if shown else math.inf
 
     async def publish(
-        self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Stored:
         if len(data) > self.max_payload_bytes:
-            raise RecordTooLarge(f"{len(data)} bytes for {subject}: a message holds at most {self.max_payload_bytes}")
+            raise RecordTooLarge(
+                f"{len(data)} bytes for {subject}: a message holds at most {self.max_payload_bytes}"
+            )
         sent = dict(headers or {})
         if message_id is not None:
             sent[MESSAGE_ID] = message_id
@@ -133,7 +157,9 @@ class NatsTransport:
 
         async def attempt() -> Stored:
             try:
-                ack = await self._js.publish(subject, data, timeout=answer_s, headers=headers or None)
+                ack = await self._js.publish(
+                    subject, data, timeout=answer_s, headers=headers or None
+                )
             except nats.js.errors.APIError as error:
                 # Counted at each attempt and raised again: the repeats of `ask` are the back-pressure.
                 self.counters.full_waits += is_full(error)
@@ -208,7 +234,9 @@ class NatsTransport:
         """Send something that needs no answer and that no caller should wait for, as while it is being cancelled."""
 
         async def say() -> None:
-            with contextlib.suppress(nats.errors.Error):  # a closed connection has nothing left to withdraw
+            with contextlib.suppress(
+                nats.errors.Error
+            ):  # a closed connection has nothing left to withdraw
                 await words
 
         self._saying.add(task := asyncio.create_task(say()))
@@ -220,20 +248,28 @@ class NatsTransport:
         name = stream_name(self.run, stream)
         source = (name, filtered, f"{self.run}.")
         whole = stream is Stream.GROUPS and subject is None
-        return NatsReader(self._connection, source, after, self._freshness, direct=spec.direct, whole=whole)
+        return NatsReader(
+            self._connection, source, after, self._freshness, direct=spec.direct, whole=whole
+        )
 
     async def last(self, stream: Stream, subject: str) -> Message | None:
         query = {"last_by_subj": f"{self.run}.{subject}"}
-        return await stored_message(self._connection, stream_name(self.run, stream), f"{self.run}.", query)
+        return await stored_message(
+            self._connection, stream_name(self.run, stream), f"{self.run}.", query
+        )
 
     async def _entry(self, key: Key, wanted: int = 0) -> Message | None:
         """Return a key's last value, never one older than `wanted` or than one seen before (`freshness.py`)."""
         name, subject = f"KV_{bucket_name(self.run)}", self._subject(key)
 
         async def look() -> Message | None:
-            return await stored_message(self._connection, name, f"{self.run}.", {"last_by_subj": subject})
+            return await stored_message(
+                self._connection, name, f"{self.run}.", {"last_by_subj": subject}
+            )
 
-        return await self._freshness.at_least(subject, look, lambda entry: entry.sequence if entry else 0, wanted)
+        return await self._freshness.at_least(
+            subject, look, lambda entry: entry.sequence if entry else 0, wanted
+        )
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
@@ -241,31 +277,48 @@ class NatsTransport:
 
         async def look() -> StreamInfo:
             try:
-                return await self._connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
+                return await self._connection.ask(
+                    lambda: js.stream_info(name), what=f"look at {name}"
+                )
             except nats.js.errors.NotFoundError:
                 raise missing_entries(name) from None
 
         status = await self._freshness.at_least(name, look, lambda info: info.state.last_seq)
         # A stream without a limit has -1 here, or nothing.
         state, limit = status.state, status.config.max_bytes or UNLIMITED
-        return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
+        return Extent(
+            state.first_seq,
+            state.last_seq,
+            state.messages,
+            state.bytes,
+            limit if limit > 0 else None,
+        )
 
     async def leader(self, stream: Stream | None) -> str | None:
         """Return the name of the server that leads a stream, or the keys (None), in a cluster; None without one."""
         name = f"KV_{bucket_name(self.run)}" if stream is None else stream_name(self.run, stream)
-        info = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+        info = await self._connection.ask(
+            lambda: self._js.stream_info(name), what=f"look at {name}"
+        )
         return info.cluster.leader if info.cluster else None
 
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
         try:
-            consumer = await self._connection.ask(lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}")
+            consumer = await self._connection.ask(
+                lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}"
+            )
         except nats.js.errors.NotFoundError:
             raise LogGap(
                 f"the consumer {ACTORS} of {name} is gone: a controller makes it again when it starts"
             ) from None
         floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
-        return QueueState(consumer.num_pending or 0, consumer.num_ack_pending or 0, floor, consumer.num_waiting or 0)
+        return QueueState(
+            consumer.num_pending or 0,
+            consumer.num_ack_pending or 0,
+            floor,
+            consumer.num_waiting or 0,
+        )
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
         if below <= 1:
@@ -274,7 +327,9 @@ class NatsTransport:
         # Safe to repeat, because it names a sequence and not a number of messages.
         purge = self._js.purge_stream
         try:
-            await self._connection.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
+            await self._connection.ask(
+                lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}"
+            )
         except nats.js.errors.NotFoundError:
             raise missing_entries(name) from None
 
@@ -285,7 +340,9 @@ class NatsTransport:
         while True:
             expected = after if after is not None else await self.revision(key)
             try:
-                sequence = (await self._store(subject, data, {EXPECTED: str(expected), PUT_ID: put_id})).sequence
+                sequence = (
+                    await self._store(subject, data, {EXPECTED: str(expected), PUT_ID: put_id})
+                ).sequence
             except nats.js.errors.APIError as error:
                 if error.err_code not in WRONG_LAST_SEQUENCE:
                     raise
@@ -337,8 +394,13 @@ class NatsTransport:
                 if entry is not None and entry.sequence != seen:
                     seen = entry.sequence
                     yield entry.data
-                with contextlib.suppress(TimeoutError):  # also if the connection is lost, and with it perhaps some news
-                    async with self._connection.while_connected(), asyncio.timeout(random.uniform(*REFRESH_S)):
+                with contextlib.suppress(
+                    TimeoutError
+                ):  # also if the connection is lost, and with it perhaps some news
+                    async with (
+                        self._connection.while_connected(),
+                        asyncio.timeout(random.uniform(*REFRESH_S)),
+                    ):
                         await news.wait()
         finally:
             # A closed connection has no subscription left to end.

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horizonrl.broker.weights.layout import Buffer, Bytes, Layout, TensorPlace, as_bytes, read_layout
+from horizonrl.broker.weights.layout import (
+    Buffer,
+    Bytes,
+    Layout,
+    TensorPlace,
+    as_bytes,
+    read_layout,
+)
 from horizonrl.common.errors import MissingDependency, WeightsRejected
 
 ALPHA = 32
@@ -42,12 +49,16 @@ def merge_adapters(base: Buffer, adapters: Buffer, image: Buffer) -> None:
     frozen, factors, target = (as_bytes(buffer) for buffer in (base, adapters, image))
     targets = _targets(read_layout(base), read_layout(adapters))
     if len(target) != len(frozen):
-        raise WeightsRejected(f"the image has {len(target)} bytes and the frozen model {len(frozen)}")
+        raise WeightsRejected(
+            f"the image has {len(target)} bytes and the frozen model {len(frozen)}"
+        )
     copied = 0
     for W, A, B in targets:
         # Whatever is between two matrices, the header too, is as in the frozen model.
         target[copied : W.offset] = frozen[copied : W.offset]
-        add_adapter(*(_words(*pair) for pair in ((frozen, W), (factors, A), (factors, B), (target, W))))
+        add_adapter(
+            *(_words(*pair) for pair in ((frozen, W), (factors, A), (factors, B), (target, W)))
+        )
         copied = W.offset + W.size_bytes
     target[copied:] = frozen[copied:]
 
@@ -57,7 +68,9 @@ def add_adapter(W_OI: Array, A_RI: Array, B_OR: Array, out_OI: Array) -> None:
     try:
         kernels = import_module("horizonrl.broker.weights.merging")
     except ImportError as error:
-        raise MissingDependency(f"weights as adapters need {error.name}: pip install numba") from error
+        raise MissingDependency(
+            f"weights as adapters need {error.name}: pip install numba"
+        ) from error
     kernels.add_adapter(W_OI, _floats(A_RI), _floats(B_OR), np.float32(ALPHA / len(A_RI)), out_OI)
 
 
@@ -67,23 +80,40 @@ def _floats(words: Array) -> Array:
 
 
 def _words(data: Bytes, tensor: TensorPlace) -> Array:
-    return data[tensor.offset : tensor.offset + tensor.size_bytes].view(np.uint16).reshape(tensor.shape)
+    return (
+        data[tensor.offset : tensor.offset + tensor.size_bytes]
+        .view(np.uint16)
+        .reshape(tensor.shape)
+    )
 
 
 def _targets(base: Layout, adapters: Layout) -> list[_Target]:
     """Return the weights with adapters in the order of the file. Raises WeightsRejected if something does not fit."""
-    names = {name.removesuffix(side) for name in adapters.tensors for side in SIDES if name.endswith(side)}
+    names = {
+        name.removesuffix(side)
+        for name in adapters.tensors
+        for side in SIDES
+        if name.endswith(side)
+    }
     if len(adapters.tensors) != 2 * len(names):
-        raise WeightsRejected(f"the adapters have tensors that are not in pairs, {' and '.join(SIDES)}")
+        raise WeightsRejected(
+            f"the adapters have tensors that are not in pairs, {' and '.join(SIDES)}"
+        )
     targets = []
     for name in names:
         A, B = (adapters.tensors.get(f"{name}{side}") for side in SIDES)
         if (W := base.tensors.get(name)) is None or A is None or B is None:
-            raise WeightsRejected(f"the adapter of {name!r} has no weight in the frozen model, or only one side")
+            raise WeightsRejected(
+                f"the adapter of {name!r} has no weight in the frozen model, or only one side"
+            )
         if any(not _is_matrix(tensor) for tensor in (W, A, B)) or not 0 < A.shape[0] == B.shape[1]:
-            raise WeightsRejected(f"the adapter of {name!r} is not made of matrices of bfloat16, or has no rank")
+            raise WeightsRejected(
+                f"the adapter of {name!r} is not made of matrices of bfloat16, or has no rank"
+            )
         if W.shape != (B.shape[0], A.shape[1]):
-            raise WeightsRejected(f"the adapter of {name!r} is {B.shape} times {A.shape}, and its weight {W.shape}")
+            raise WeightsRejected(
+                f"the adapter of {name!r} is {B.shape} times {A.shape}, and its weight {W.shape}"
+            )
         targets.append(_Target(W, A, B))
     targets.sort(key=lambda target: target.W.offset)
     ends = [target.W.offset + target.W.size_bytes for target in targets]

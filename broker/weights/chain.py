@@ -58,9 +58,15 @@ class _Link:
         headers = message.headers
         base, policy = (VERSION.fullmatch(headers.get(name, "")) for name in (BASE, POLICY))
         sizes = [headers.get(name, "") for name in (BYTES, OFFSET)]
-        if base is None or policy is None or not all(re.fullmatch(r"[0-9]{1,15}", size) for size in sizes):
+        if (
+            base is None
+            or policy is None
+            or not all(re.fullmatch(r"[0-9]{1,15}", size) for size in sizes)
+        ):
             return None
-        first, second = (PolicyVersion(version=int(match[1]), lineage=int(match[2])) for match in (base, policy))
+        first, second = (
+            PolicyVersion(version=int(match[1]), lineage=int(match[2])) for match in (base, policy)
+        )
         return cls(first, second, headers.get(DIGEST, ""), int(sizes[0]), int(sizes[1]))
 
 
@@ -93,19 +99,35 @@ async def read_changes(
                 received(len(message.data))
                 link = _Link.of(message)
                 # Others: of versions before `have`, and of a learner that was replaced and did not know it yet.
-                if link is None or link.base != have or link.policy.lineage != manifest.policy.lineage:
+                if (
+                    link is None
+                    or link.base != have
+                    or link.policy.lineage != manifest.policy.lineage
+                ):
                     continue
-                if not 0 < link.total_bytes <= manifest.weights_bytes or link.offset >= link.total_bytes:
-                    raise WeightsDamaged(f"{link.policy}: its changes do not fit weights of this size")
+                if (
+                    not 0 < link.total_bytes <= manifest.weights_bytes
+                    or link.offset >= link.total_bytes
+                ):
+                    raise WeightsDamaged(
+                        f"{link.policy}: its changes do not fit weights of this size"
+                    )
                 parts[link.offset] = message.data
                 missing = link.total_bytes - sum(map(len, parts.values()))
                 # Asked for by number: a reader that looks further gets the next version's message several times.
                 wanted = -(-missing // max(1, len(message.data)))
                 if missing <= 0:
-                    data, parts, wanted, have = b"".join(parts[offset] for offset in sorted(parts)), {}, 1, link.policy
+                    data, parts, wanted, have = (
+                        b"".join(parts[offset] for offset in sorted(parts)),
+                        {},
+                        1,
+                        link.policy,
+                    )
                     yield Changes(link.base, link.policy, link.digest, data, message.sequence)
                     if have == manifest.policy:
                         return  # the next versions' changes may be among the messages
             # The manifest is set after its changes, so what is not there now does not come later.
             if not messages or messages[-1].sequence >= manifest.last_change:
-                raise WeightsDamaged(f"{manifest.policy}: the stream has no changes that lead on from {have}")
+                raise WeightsDamaged(
+                    f"{manifest.policy}: the stream has no changes that lead on from {have}"
+                )

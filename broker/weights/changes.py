@@ -99,7 +99,9 @@ class Decoded:
         """
         target = as_bytes(image)
         if not target.flags.writeable or len(target) != self._layout.image_bytes:
-            raise TypeError("the image is read-only, or not the one that the changes were decoded for")
+            raise TypeError(
+                "the image is read-only, or not the one that the changes were decoded for"
+            )
         written: list[tuple[int, Array]] = self._decoding.patch(target, self._sections)
         return written
 
@@ -121,10 +123,14 @@ def warm_up() -> None:
     """Compile the loops, or load them from numba's cache."""
     header = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
     words = (b"\0\0", b"\1\0", b"\0\x40")
-    image, new, other = (bytearray(len(header).to_bytes(8, "little") + header + word) for word in words)
+    image, new, other = (
+        bytearray(len(header).to_bytes(8, "little") + header + word) for word in words
+    )
     changes = encode_changes(image, new)
     apply_changes(image, changes)
-    with contextlib.suppress(WeightsRejected):  # they are not of these weights, and so are taken back
+    with contextlib.suppress(
+        WeightsRejected
+    ):  # they are not of these weights, and so are taken back
         apply_changes(other, changes)
 
 
@@ -145,4 +151,6 @@ def _module(name: str) -> ModuleType:
     try:
         return import_module(f"horizonrl.broker.weights.{name}")
     except ImportError as error:
-        raise MissingDependency(f"weights as changes need {error.name}: pip install numba") from error
+        raise MissingDependency(
+            f"weights as changes need {error.name}: pip install numba"
+        ) from error

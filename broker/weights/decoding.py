@@ -36,7 +36,9 @@ def read_sections(layout: Layout, data: Bytes) -> list[ReadSection]:
     padded = np.concatenate([data, np.zeros(PADDING, np.uint8)])  # once: sections are views
     at = ENVELOPE.size
     for _ in range(count):
-        length = LENGTH.unpack_from(data.data, at)[0] if at + LENGTH.size <= len(data) else len(data)
+        length = (
+            LENGTH.unpack_from(data.data, at)[0] if at + LENGTH.size <= len(data) else len(data)
+        )
         at += LENGTH.size
         if length > len(data) - at:
             raise WeightsRejected("a section is longer than the changes")
@@ -51,7 +53,9 @@ def read_sections(layout: Layout, data: Bytes) -> list[ReadSection]:
 
 
 def _check_disjoint(sections: list[ReadSection]) -> None:
-    starts = np.concatenate([[], *(s.head.offset_P for s in sections), *([o for o, _ in s.head.odd] for s in sections)])
+    starts = np.concatenate(
+        [[], *(s.head.offset_P for s in sections), *([o for o, _ in s.head.odd] for s in sections)]
+    )
     ends = np.concatenate(
         [[], *(s.head.offset_P + 2 * s.head.words_P for s in sections)]
         + [[o + 1 for o, _ in s.head.odd] for s in sections]
@@ -77,7 +81,9 @@ def patch(image: Bytes, sections: list[ReadSection]) -> list[tuple[int, Array]]:
         if not _patch_section(image, section, undo, end_P):
             for patched, end_P, undo, _ in done:
                 kernels.restore(_address(image), patched.head.offset_P, end_P, undo)
-            raise WeightsRejected("the changes are malformed, or of other weights: the image stays as it was")
+            raise WeightsRejected(
+                "the changes are malformed, or of other weights: the image stays as it was"
+            )
     # Last, as nothing can fail behind it.
     for section in sections:
         for offset, value in section.head.odd:
@@ -95,7 +101,9 @@ def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P
     ends = section.streams_at + np.cumsum(np.array(lengths, np.int64).reshape(-1)).reshape(-1, 2)
     starts = ends - np.array(lengths, np.int64).reshape(-1, 2)
     # A stream of symbols begins with the state, of two words.
-    state_C = np.array([int(section.data[start : start + 4].view("<u4")[0]) for start in starts[:, 1]], np.uint64)
+    state_C = np.array(
+        [int(section.data[start : start + 4].view("<u4")[0]) for start in starts[:, 1]], np.uint64
+    )
     tables = np.array([_table(group.frequency_S) for group in head.classes], np.uint32)
     streams = kernels.Streams(
         section=_address(section.data),
@@ -108,14 +116,25 @@ def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P
     )
     first_C = np.array([group.first for group in head.classes], np.uint8)
     span_C = np.array([group.last - group.first for group in head.classes], np.uint8)
-    columns = (head.offset_P, head.words_P.copy(), head.shift_P.copy(), first_C, span_C, head.counts_PC.copy())
-    return bool(kernels.patch_section(_address(image), *columns, head.rice_PC, streams, undo, end_P))
+    columns = (
+        head.offset_P,
+        head.words_P.copy(),
+        head.shift_P.copy(),
+        first_C,
+        span_C,
+        head.counts_PC.copy(),
+    )
+    return bool(
+        kernels.patch_section(_address(image), *columns, head.rice_PC, streams, undo, end_P)
+    )
 
 
 def _table(frequency_S: Array) -> Array:
     """Return what each slot of a state means: symbol << 24 | frequency - 1 << 12 | place of the slot in its symbol."""
     symbol_M = np.repeat(np.arange(len(frequency_S)), frequency_S)
-    place_M = np.arange(1 << kernels.PROBABILITY_BITS) - (np.cumsum(frequency_S) - frequency_S)[symbol_M]
+    place_M = (
+        np.arange(1 << kernels.PROBABILITY_BITS) - (np.cumsum(frequency_S) - frequency_S)[symbol_M]
+    )
     table_M: Array = symbol_M << 24 | frequency_S[symbol_M] - 1 << 12 | place_M
     return table_M
 

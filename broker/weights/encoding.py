@@ -31,7 +31,9 @@ def _pieces(part: Part) -> Iterator[Part]:
     """Cut a part that is too long for positions of 32 bits: stacked experts may have more than 2^32 words."""
     old, new = as_bytes(part.old), as_bytes(part.new)
     if len(old) != len(new):
-        raise ValueError(f"the part at {part.offset} has {len(old)} bytes before and {len(new)} after")
+        raise ValueError(
+            f"the part at {part.offset} has {len(old)} bytes before and {len(new)} after"
+        )
     for start in range(0, len(old), 2 * MOST_WORDS):
         end = start + 2 * MOST_WORDS
         yield Part(part.offset + start, part.dtype, old[start:end], new[start:end])
@@ -53,17 +55,28 @@ class _Pair:
 
 def encode(parts: Iterable[Part]) -> bytes:
     """Return the section of some parts."""
-    pairs = sorted((_Pair(piece) for part in parts for piece in _pieces(part)), key=lambda pair: pair.offset)
-    sampled = {shift: np.zeros(1 << (15 - shift), np.int64) for shift in (*EXPONENT_SHIFTS.values(), WHOLE_WORD)}
+    pairs = sorted(
+        (_Pair(piece) for part in parts for piece in _pieces(part)), key=lambda pair: pair.offset
+    )
+    sampled = {
+        shift: np.zeros(1 << (15 - shift), np.int64)
+        for shift in (*EXPONENT_SHIFTS.values(), WHOLE_WORD)
+    }
     for pair in pairs:
-        kernels.count_changes(*pair.addresses, pair.words, pair.shift, pair.changed_E, sampled[pair.shift])
+        kernels.count_changes(
+            *pair.addresses, pair.words, pair.shift, pair.changed_E, sampled[pair.shift]
+        )
     odd = [
         (pair.offset + len(pair.old) - 1, int(pair.new[-1]))
         for pair in pairs
         if len(pair.old) % 2 and pair.old[-1] != pair.new[-1]
     ]
     pairs = [pair for pair in pairs if pair.changed_E.any()]
-    ranges = [(shift, *bounds) for shift, members_E in sampled.items() for bounds in _ranges(pairs, shift, members_E)]
+    ranges = [
+        (shift, *bounds)
+        for shift, members_E in sampled.items()
+        for bounds in _ranges(pairs, shift, members_E)
+    ]
     counts_PC = np.zeros((len(pairs), len(ranges)), np.int64)
     for p, pair in enumerate(pairs):
         for c, (shift, first, last) in enumerate(ranges):
@@ -74,18 +87,25 @@ def encode(parts: Iterable[Part]) -> bytes:
     for c, end in enumerate(np.cumsum(counts_PC.sum(0))):
         mine = slice(end - counts_PC[:, c].sum(), end)
         rice_PC[:, c] = _rice_parameters(gaps[mine], counts_PC[:, c])
-        frequency_S, gap_stream, value_stream = _streams(gaps[mine], values[mine], counts_PC[:, c], rice_PC[:, c])
+        frequency_S, gap_stream, value_stream = _streams(
+            gaps[mine], values[mine], counts_PC[:, c], rice_PC[:, c]
+        )
         classes.append(ValueClass(*ranges[c], frequency_S, len(gap_stream), len(value_stream) // 2))
         streams += [gap_stream, value_stream]
     offset_P, words_P, shift_P = (
-        np.array([getattr(pair, name) for pair in pairs], np.int64) for name in ("offset", "words", "shift")
+        np.array([getattr(pair, name) for pair in pairs], np.int64)
+        for name in ("offset", "words", "shift")
     )
-    return b"".join([head_bytes(Head(classes, offset_P, words_P, shift_P, counts_PC, rice_PC, odd)), *streams])
+    return b"".join(
+        [head_bytes(Head(classes, offset_P, words_P, shift_P, counts_PC, rice_PC, odd)), *streams]
+    )
 
 
 def _ranges(pairs: list[_Pair], shift: int, sampled_E: Array) -> list[tuple[int, int]]:
     """Return the ranges of exponents that become the classes of one type."""
-    changed_E = sum((pair.changed_E for pair in pairs if pair.shift == shift), np.zeros_like(sampled_E))
+    changed_E = sum(
+        (pair.changed_E for pair in pairs if pair.shift == shift), np.zeros_like(sampled_E)
+    )
     return merged_exponents(changed_E, np.maximum(kernels.SAMPLED * sampled_E, changed_E))
 
 
@@ -117,7 +137,9 @@ def _entropy_bits(marked: Any, total: Any) -> float:
     return float(-marked * np.log2(marked / total) - (total - marked) * np.log2(1 - marked / total))
 
 
-def _gather(pairs: list[_Pair], ranges: list[tuple[int, int, int]], counts_PC: Array) -> tuple[Array, Array]:
+def _gather(
+    pairs: list[_Pair], ranges: list[tuple[int, int, int]], counts_PC: Array
+) -> tuple[Array, Array]:
     """Return the gaps and the values of all changes, by class, then part, then position."""
     totals_C = counts_PC.sum(0)
     filled_C = np.cumsum(totals_C) - totals_C
@@ -126,7 +148,17 @@ def _gather(pairs: list[_Pair], ranges: list[tuple[int, int, int]], counts_PC: A
     span_C = np.array([last - first for _, first, last in ranges], np.uint8)
     for pair, counts_C in zip(pairs, counts_PC, strict=True):
         shift = np.uint16(pair.shift)
-        kernels.gather(*pair.addresses, pair.words, shift, first_C, span_C, counts_C.copy(), gaps, values, filled_C)
+        kernels.gather(
+            *pair.addresses,
+            pair.words,
+            shift,
+            first_C,
+            span_C,
+            counts_C.copy(),
+            gaps,
+            values,
+            filled_C,
+        )
     return gaps, values
 
 
@@ -140,11 +172,16 @@ def _rice_parameters(gaps: Array, counts_P: Array) -> Array:
             start += count
             # For geometric gaps the best is near log2(0.69 mean): one of three.
             middle = int(0.69 * mine.mean()).bit_length()
-            rice_P[p] = min(range(max(middle - 1, 0), min(middle + 2, 32)), key=lambda k: kernels.rice_bits(mine, k))
+            rice_P[p] = min(
+                range(max(middle - 1, 0), min(middle + 2, 32)),
+                key=lambda k: kernels.rice_bits(mine, k),
+            )
     return rice_P
 
 
-def _streams(gaps: Array, values: Array, counts_P: Array, rice_P: Array) -> tuple[Array, bytes, bytes]:
+def _streams(
+    gaps: Array, values: Array, counts_P: Array, rice_P: Array
+) -> tuple[Array, bytes, bytes]:
     """Return a class's table of frequencies, its stream of gaps and its stream of symbols."""
     counts_S = np.zeros(SYMBOLS, np.int64)
     kernels.count_symbols(values, counts_S)
@@ -161,7 +198,9 @@ def frequencies(counts_S: Array) -> Array:
     """Return counts scaled to add up to 1024, with at least 1 for a symbol that occurs."""
     total = 1 << PROBABILITY_BITS
     share_S = counts_S * total / counts_S.sum()
-    frequency_S: Array = np.where(counts_S > 0, np.maximum(np.round(share_S), 1), 0).astype(np.int64)
+    frequency_S: Array = np.where(counts_S > 0, np.maximum(np.round(share_S), 1), 0).astype(
+        np.int64
+    )
     while excess := int(frequency_S.sum()) - total:
         # One by one from the largest, where it matters least; 64 symbols are at most 63 off.
         frequency_S[np.argmax(frequency_S)] -= int(np.sign(excess))

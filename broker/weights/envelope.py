@@ -18,5 +18,7 @@ LENGTH = struct.Struct("<Q")
 def join_sections(layout: Layout, sections: Sequence[bytes]) -> bytes:
     """Return the changes of a whole image from sections, in any order, of disjoint parts of it."""
     image = layout.header_digest + struct.pack("<QI", layout.image_bytes, len(sections))
-    rest = b"".join([image, *(piece for section in sections for piece in (LENGTH.pack(len(section)), section))])
+    rest = b"".join(
+        [image, *(piece for section in sections for piece in (LENGTH.pack(len(section)), section))]
+    )
     return MAGIC + xxhash.xxh3_128_digest(rest) + rest

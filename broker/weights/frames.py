@@ -42,9 +42,14 @@ async def publish_frame(
     transport: Transport, file: Path, policy: PolicyVersion, digest: str, subject: str = FRAME
 ) -> WeightsManifest:
     """Store the file's bytes in the weights stream; return the manifest to announce under the key `policy`."""
-    with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    with (
+        file.open("rb") as source,
+        mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
         size = len(mapped)
-        sequences = await publish_chunks(transport, subject, mapped, "b" if subject == BASE else "w", policy, {})
+        sequences = await publish_chunks(
+            transport, subject, mapped, "b" if subject == BASE else "w", policy, {}
+        )
     return WeightsManifest(
         policy=policy,
         weights_bytes=size,
@@ -120,12 +125,18 @@ async def fetch_frame(
         await _fetch(transport, manifest, into, received, subject)
     except FileNotFoundError as error:
         # Of one that was stopped, and taken for dead, when it wakes.
-        raise WeightsRejected(f"{manifest.policy}: another actor of this host fetches it too ({error})") from None
+        raise WeightsRejected(
+            f"{manifest.policy}: another actor of this host fetches it too ({error})"
+        ) from None
     return into
 
 
 async def _fetch(
-    transport: Transport, manifest: SentFile, into: Path, received: Callable[[int], None], subject: str
+    transport: Transport,
+    manifest: SentFile,
+    into: Path,
+    received: Callable[[int], None],
+    subject: str,
 ) -> None:
     partial = into.with_name(f".{into.name}.part")
     progress = into.with_name(f".{into.name}.progress")
@@ -181,17 +192,25 @@ async def _fetch_chunks(
     while after < manifest.last_sequence:
         messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
         if not messages:
-            raise WeightsDamaged(f"{manifest.policy}: its chunks after {after} are not in the stream")
+            raise WeightsDamaged(
+                f"{manifest.policy}: its chunks after {after} are not in the stream"
+            )
         # A learner that was replaced may have stored chunks of its own frame in between.
-        ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
+        ours = [
+            message for message in messages if message.headers.get(POLICY) == str(manifest.policy)
+        ]
         chunks = {_offset(message, manifest): message.data for message in ours}
         after = messages[-1].sequence
-        await asyncio.to_thread(_write_chunks, target, chunks, progress, f"{manifest.digest} {after}")
+        await asyncio.to_thread(
+            _write_chunks, target, chunks, progress, f"{manifest.digest} {after}"
+        )
         received(sum(len(message.data) for message in messages))
 
 
 @asynccontextmanager
-async def reading(transport: Transport, until: int, after: int, subject: str) -> AsyncIterator[Reader]:
+async def reading(
+    transport: Transport, until: int, after: int, subject: str
+) -> AsyncIterator[Reader]:
     """Read the weights stream, which holds the message `until` or is about to: a mirror of it may be behind."""
     deadline = asyncio.get_running_loop().time() + FETCH_WAIT_S
     while (await transport.extent(Stream.WEIGHTS)).last_sequence < until:
@@ -213,7 +232,9 @@ def _offset(message: Message, manifest: SentFile) -> int:
     # Checked before it is written: an offset far beyond the frame would make a file of that size.
     offset = int(text) if text.isdecimal() and len(text) < 16 else manifest.weights_bytes
     if offset + len(message.data) > manifest.weights_bytes:
-        raise WeightsDamaged(f"{manifest.policy}: a chunk at offset {text!r} lies outside of the frame")
+        raise WeightsDamaged(
+            f"{manifest.policy}: a chunk at offset {text!r} lies outside of the frame"
+        )
     return offset
 
 

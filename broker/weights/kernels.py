@@ -103,7 +103,9 @@ def load_words(source, size, words_W):
 @compile_kernel
 def load_exponents(source, size, shift, exponents):
     for block in range((size + BLOCK - 1) // BLOCK):
-        store_exponents(exponents + uint64(BLOCK * block), source + uint64(2 * BLOCK * block), shift)
+        store_exponents(
+            exponents + uint64(BLOCK * block), source + uint64(2 * BLOCK * block), shift
+        )
 
 
 @compile_kernel
@@ -134,7 +136,9 @@ def gather(old, new, words, shift, first_C, span_C, left_C, gaps, values, filled
                 continue
             gap, at = gap_C[c], filled_C[c]
             for block in range(blocks):
-                mine = members(exponents + uint64(BLOCK * block), first_C[c], span_C[c]) & within(size, block)
+                mine = members(exponents + uint64(BLOCK * block), first_C[c], span_C[c]) & within(
+                    size, block
+                )
                 hits = mine & changed_B[block]
                 behind = int64(0)
                 while hits:
@@ -146,7 +150,9 @@ def gather(old, new, words, shift, first_C, span_C, left_C, gaps, values, filled
                     word = uint64(2 * (block * BLOCK + bit))
                     change = (int64(load16(there + word)) - int64(load16(here + word))) & 0xFFFF
                     # Zigzag: 0, 1, 2, 3 stand for -1, 1, -2, 2; a change of 0 does not occur.
-                    values[at] = uint16((2 * change if change < 0x8000 else 2 * (0x10000 - change) - 1) - 1)
+                    values[at] = uint16(
+                        (2 * change if change < 0x8000 else 2 * (0x10000 - change) - 1) - 1
+                    )
                     at += 1
                 gap += ones(mine) - behind
             left_C[c] -= at - filled_C[c]
@@ -199,13 +205,17 @@ def pack_gaps(gaps, values, counts_P, rice_P, out):
             quotient = int64(gap >> uint64(k))
             if quotient < LONGEST_QUOTIENT:
                 low = gap & ((uint64(1) << uint64(k)) - uint64(1))
-                at = put(target, at, (low << uint64(1) | uint64(1)) << uint64(quotient), quotient + 1 + k)
+                at = put(
+                    target, at, (low << uint64(1) | uint64(1)) << uint64(quotient), quotient + 1 + k
+                )
             else:
                 at = put(target, at, gap << uint64(LONGEST_QUOTIENT), LONGEST_QUOTIENT + 32)
             symbol = look_up_symbol(value)
             if symbol >= 16:
                 size = 2 + (symbol - 16) // 4
-                at = put(target, at, uint64(value) & ((uint64(1) << uint64(size)) - uint64(1)), size)
+                at = put(
+                    target, at, uint64(value) & ((uint64(1) << uint64(size)) - uint64(1)), size
+                )
     return at
 
 
@@ -221,7 +231,11 @@ def pack_symbols(values, frequency_S, start_S, out):
             at -= 1
             out[at] = uint16(state & uint64(0xFFFF))
             state >>= uint64(16)
-        state = (state // frequency << uint64(PROBABILITY_BITS)) + state % frequency + uint64(start_S[symbol])
+        state = (
+            (state // frequency << uint64(PROBABILITY_BITS))
+            + state % frequency
+            + uint64(start_S[symbol])
+        )
     out[at - 1] = uint16(state >> uint64(16))
     out[at - 2] = uint16(state & uint64(0xFFFF))
     return at - 2
@@ -236,7 +250,9 @@ def next_gap(section, bits, k):
     if quotient < LONGEST_QUOTIENT:
         low = (window >> uint64(quotient + 1)) & ((uint64(1) << k) - uint64(1))
         return (quotient << int64(k)) | int64(low), bits + quotient + 1 + int64(k)
-    return int64((window >> uint64(LONGEST_QUOTIENT)) & uint64(0xFFFFFFFF)), bits + LONGEST_QUOTIENT + 32
+    return int64(
+        (window >> uint64(LONGEST_QUOTIENT)) & uint64(0xFFFFFFFF)
+    ), bits + LONGEST_QUOTIENT + 32
 
 
 @compile_kernel
@@ -244,7 +260,11 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
     """Decode and patch one part; note what was there from `at`. Return the end, or -1 - end if it is malformed."""
     old_W, exponents_W = np.zeros(TILE, np.uint16), np.zeros(TILE, np.uint8)
     masks_B, ends_B = np.zeros(BLOCK, np.uint64), np.zeros(BLOCK, np.uint16)
-    exponents, masks, ends = uint64(exponents_W.ctypes.data), uint64(masks_B.ctypes.data), uint64(ends_B.ctypes.data)
+    exponents, masks, ends = (
+        uint64(exponents_W.ctypes.data),
+        uint64(masks_B.ctypes.data),
+        uint64(ends_B.ctypes.data),
+    )
     rank_C = np.full(len(first_C), -1, np.int64)
     for tile in range(0, words, TILE):
         size = min(TILE, words - tile)
@@ -263,7 +283,12 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
                 store64(masks + uint64(8 * block), mine)
                 total += ones(mine)
                 store16(ends + uint64(2 * block), uint16(total))
-            rank, bits, coded, state = rank_C[c], streams.bits_C[c], streams.words_C[c], streams.state_C[c]
+            rank, bits, coded, state = (
+                rank_C[c],
+                streams.bits_C[c],
+                streams.words_C[c],
+                streams.state_C[c],
+            )
             table = streams.tables + uint64(4 * SLOTS * c)
             if rank < 0:
                 rank, bits = next_gap(streams.section, bits, k)
@@ -275,9 +300,9 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
                 position = uint64(BLOCK) * block + uint64(bit)
                 # One step of rANS. Without a branch: whether the state needs words is close to random.
                 entry = load32(table + ((state & uint64(SLOTS - 1)) << uint64(2)))
-                state = uint64(((entry >> 12) & 0xFFF) + 1) * (state >> uint64(PROBABILITY_BITS)) + uint64(
-                    entry & 0xFFF
-                )
+                state = uint64(((entry >> 12) & 0xFFF) + 1) * (
+                    state >> uint64(PROBABILITY_BITS)
+                ) + uint64(entry & 0xFFF)
                 low = uint64(state < uint64(LOWEST_STATE))
                 word = uint64(load16(streams.section + uint64(coded))) & (uint64(0) - low)
                 state = state << (low << uint64(4)) | word
@@ -286,7 +311,10 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
                 if value >= 16:
                     more = uint64(2 + ((value - 16) >> 2))
                     window = load64(streams.section + uint64(bits >> 3)) >> uint64(bits & 7)
-                    value = int64((uint64(4 + (value & 3)) << more) | (window & ((uint64(1) << more) - uint64(1))))
+                    value = int64(
+                        (uint64(4 + (value & 3)) << more)
+                        | (window & ((uint64(1) << more) - uint64(1)))
+                    )
                     bits += int64(more)
                 change = ((value + 1) >> 1) ^ -((value + 1) & 1)
                 before = load16(here + uint64(2) * position)
@@ -303,19 +331,35 @@ def patch_part(image, words, shift, first_C, span_C, left_C, rice_C, streams, un
             # Only here: a tile reads at most 4096 changes, of 9 bytes each, past the end, and the padding is longer.
             if bits > streams.bits_end_C[c] or coded > streams.words_end_C[c]:
                 return int64(-1 - at)
-            rank_C[c], streams.bits_C[c], streams.words_C[c], streams.state_C[c] = rank - total, bits, coded, state
+            rank_C[c], streams.bits_C[c], streams.words_C[c], streams.state_C[c] = (
+                rank - total,
+                bits,
+                coded,
+                state,
+            )
             left_C[c] = remaining
     return int64(-1 - at if left_C.any() else at)
 
 
 @compile_kernel
-def patch_section(image, offset_P, words_P, shift_P, first_C, span_C, counts_PC, rice_PC, streams, undo, end_P):
+def patch_section(
+    image, offset_P, words_P, shift_P, first_C, span_C, counts_PC, rice_PC, streams, undo, end_P
+):
     """Decode and patch all parts; return whether they are well-formed. `end_P` gets the ends of parts in `undo`."""
     at = int64(0)
     for p in range(len(offset_P)):
         start = image + uint64(offset_P[p])
         at = patch_part(
-            start, words_P[p], uint16(shift_P[p]), first_C, span_C, counts_PC[p], rice_PC[p], streams, undo, at
+            start,
+            words_P[p],
+            uint16(shift_P[p]),
+            first_C,
+            span_C,
+            counts_PC[p],
+            rice_PC[p],
+            streams,
+            undo,
+            at,
         )
         if at < 0:
             end_P[p:] = -1 - at
@@ -323,7 +367,11 @@ def patch_section(image, offset_P, words_P, shift_P, first_C, span_C, counts_PC,
         end_P[p] = at
     for c in range(len(first_C)):
         unread = streams.bits_end_C[c] - streams.bits_C[c]
-        if streams.state_C[c] != LOWEST_STATE or streams.words_C[c] != streams.words_end_C[c] or unread >= 8:
+        if (
+            streams.state_C[c] != LOWEST_STATE
+            or streams.words_C[c] != streams.words_end_C[c]
+            or unread >= 8
+        ):
             return False
     return True
 
@@ -334,7 +382,9 @@ def restore(image, offset_P, end_P, undo):
     at = int64(0)
     for p in range(len(offset_P)):
         for i in range(at, end_P[p]):
-            address = uint64(offset_P[p]) + uint64(2) * uint64(load32(undo.positions + uint64(4 * i)))
+            address = uint64(offset_P[p]) + uint64(2) * uint64(
+                load32(undo.positions + uint64(4 * i))
+            )
             store16(image + address, load16(undo.words + uint64(2 * i)))
         at = end_P[p]
 

@@ -61,20 +61,32 @@ def read_layout(image: Buffer) -> Layout:
     data = as_bytes(image)
     length = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or length > min(len(data) - 8, LONGEST_HEADER):
-        raise WeightsRejected(f"{len(data)} bytes that begin with a header of {length} bytes are no safetensors file")
+        raise WeightsRejected(
+            f"{len(data)} bytes that begin with a header of {length} bytes are no safetensors file"
+        )
     start = 8 + length
     head = data[:start].tobytes()
     try:
         header = json.loads(head[8:])
-        tensors = {name: _place(entry, start) for name, entry in header.items() if name != "__metadata__"}
+        tensors = {
+            name: _place(entry, start) for name, entry in header.items() if name != "__metadata__"
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsRejected(f"the safetensors header cannot be read: {error!r}") from None
-    outside = [n for n, t in tensors.items() if not start <= t.offset <= t.offset + t.size_bytes <= len(data)]
+    outside = [
+        n
+        for n, t in tensors.items()
+        if not start <= t.offset <= t.offset + t.size_bytes <= len(data)
+    ]
     if outside:
-        raise WeightsRejected(f"the tensor {outside[0]!r} lies outside of the image's {len(data)} bytes")
+        raise WeightsRejected(
+            f"the tensor {outside[0]!r} lies outside of the image's {len(data)} bytes"
+        )
     return Layout(len(data), start, xxhash.xxh3_128_digest(head), tensors)
 
 
 def _place(entry: dict[str, Any], start: int) -> TensorPlace:
     first, end = (int(offset) for offset in entry["data_offsets"])
-    return TensorPlace(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), start + first, end - first)
+    return TensorPlace(
+        str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), start + first, end - first
+    )

@@ -31,7 +31,9 @@ def add_adapter(W_OI, A_RI, B_OR, scale, out_OI):
             sum_I[i] = old_I[i] + scale * sum_I[i]
         for i in range(inputs):
             bits = sum_bits_I[i]
-            rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            rounded = (
+                bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+            ) >> np.uint32(16)
             # Without this, rounding could carry a NaN into a number.
             is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
             out_OI[o, i] = NOT_A_NUMBER if is_nan else np.uint16(rounded)

@@ -57,13 +57,24 @@ def head_bytes(head: Head) -> bytes:
     out: list[int] = [len(head.classes)]
     for group in head.classes:
         present = np.flatnonzero(group.frequency_S).tolist()
-        out += [group.shift, group.first, group.last, group.gap_bytes, group.value_words, len(present)]
+        out += [
+            group.shift,
+            group.first,
+            group.last,
+            group.gap_bytes,
+            group.value_words,
+            len(present),
+        ]
         for symbol in present:
             out += [symbol, int(group.frequency_S[symbol])]
     out.append(len(head.offset_P))
     distances_P = head.offset_P - np.concatenate([[0], (head.offset_P + 2 * head.words_P)[:-1]])
     columns = [a[:, None] for a in (distances_P, head.words_P, head.shift_P)]
-    out += np.concatenate([*columns, head.counts_PC, head.rice_PC], 1).ravel().tolist() if len(head.offset_P) else []
+    out += (
+        np.concatenate([*columns, head.counts_PC, head.rice_PC], 1).ravel().tolist()
+        if len(head.offset_P)
+        else []
+    )
     out += [len(head.odd), *(number for pair in head.odd for number in pair)]
     return b"".join(map(_varint, out))
 
@@ -122,7 +133,9 @@ class _Numbers:
         out = np.empty(count, np.int64)
         self.at = read_varints(self._data, self.at, self._size, out)
         if self.at < 0:
-            raise WeightsRejected("the head of a section ends early, or holds a number of more than 56 bits")
+            raise WeightsRejected(
+                "the head of a section ends early, or holds a number of more than 56 bits"
+            )
         return out
 
 
@@ -130,13 +143,19 @@ def _read_class(numbers: _Numbers) -> ValueClass:
     shift, first, last, gap_bytes, value_words, present = numbers.read(6)
     pairs = numbers.read_array(2 * present).reshape(present, 2)
     frequency_S = np.zeros(SYMBOLS, np.int64)
-    if shift not in (*EXPONENT_SHIFTS.values(), WHOLE_WORD) or not first <= last < 1 << (15 - shift):
-        raise WeightsRejected(f"the class of exponents from {first} to {last}, shift {shift}, cannot be")
+    if shift not in (*EXPONENT_SHIFTS.values(), WHOLE_WORD) or not first <= last < 1 << (
+        15 - shift
+    ):
+        raise WeightsRejected(
+            f"the class of exponents from {first} to {last}, shift {shift}, cannot be"
+        )
     if (pairs[:, 0] >= SYMBOLS).any() or (pairs[:, 1] > 1 << PROBABILITY_BITS).any():
         raise WeightsRejected("a symbol or its frequency is out of bounds")
     frequency_S[pairs[:, 0]] = pairs[:, 1]
     if frequency_S.sum() != 1 << PROBABILITY_BITS or value_words < 2:
-        raise WeightsRejected("the frequencies of a class do not add up, or its stream has no state")
+        raise WeightsRejected(
+            "the frequencies of a class do not add up, or its stream has no state"
+        )
     return ValueClass(shift, first, last, frequency_S, gap_bytes, value_words)
 
 
@@ -145,10 +164,14 @@ def _check_parts(head: Head, data_offset: int, image_bytes: int) -> None:
     if (head.words_P > MOST_WORDS).any():
         raise WeightsRejected(f"a part has more than {MOST_WORDS} words")
     if (head.offset_P < data_offset).any() or (end_P > image_bytes).any():
-        raise WeightsRejected(f"a part lies outside of the tensors' bytes, {data_offset} to {image_bytes}")
+        raise WeightsRejected(
+            f"a part lies outside of the tensors' bytes, {data_offset} to {image_bytes}"
+        )
     if any(not data_offset <= offset < image_bytes or value > 255 for offset, value in head.odd):
         raise WeightsRejected("an odd byte lies outside of the tensors' bytes, or is none")
-    if (head.counts_PC > head.words_P[:, None]).any() or (head.counts_PC.sum(1) > head.words_P).any():
+    if (head.counts_PC > head.words_P[:, None]).any() or (
+        head.counts_PC.sum(1) > head.words_P
+    ).any():
         raise WeightsRejected("a part has more changes than words")
     if (head.rice_PC > LARGEST_RICE).any():
         raise WeightsRejected(f"a Golomb-Rice parameter is above {LARGEST_RICE}")

@@ -32,7 +32,9 @@ def _splat(builder: Any, value: Any) -> Any:
     vector, index = ir.VectorType(value.type, BLOCK), ir.IntType(32)
     nothing = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(nothing, value, ir.Constant(index, 0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(index, BLOCK), [0] * BLOCK))
+    return builder.shuffle_vector(
+        first, nothing, ir.Constant(ir.VectorType(index, BLOCK), [0] * BLOCK)
+    )
 
 
 @intrinsic
@@ -44,8 +46,12 @@ def store_exponents(_context, target, block, shift):
         magnitude = builder.and_(
             _vector(builder, block, _I16), ir.Constant(ir.VectorType(_I16, BLOCK), [0x7FFF] * BLOCK)
         )
-        exponents = builder.trunc(builder.lshr(magnitude, _splat(builder, shift)), ir.VectorType(_I8, BLOCK))
-        builder.store(exponents, builder.inttoptr(address, ir.VectorType(_I8, BLOCK).as_pointer()), align=1)
+        exponents = builder.trunc(
+            builder.lshr(magnitude, _splat(builder, shift)), ir.VectorType(_I8, BLOCK)
+        )
+        builder.store(
+            exponents, builder.inttoptr(address, ir.VectorType(_I8, BLOCK).as_pointer()), align=1
+        )
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64, types.uint16), generate
@@ -103,7 +109,11 @@ def _storer(kind: Any, width: int) -> Any:
     @intrinsic
     def store(_context, address, value):
         def generate(context, builder, signature, arguments):
-            builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(width).as_pointer()), align=1)
+            builder.store(
+                arguments[1],
+                builder.inttoptr(arguments[0], ir.IntType(width).as_pointer()),
+                align=1,
+            )
             return context.get_dummy_value()
 
         return types.void(types.uint64, kind), generate
@@ -137,7 +147,9 @@ def lowest(_context, value):
 
 
 # A processor that numba was told to compile for may have less than this one.
-HAS_DEPOSIT = get_host_cpu_features().get("bmi2", False) and not (config.CPU_NAME or config.CPU_FEATURES)
+HAS_DEPOSIT = get_host_cpu_features().get("bmi2", False) and not (
+    config.CPU_NAME or config.CPU_FEATURES
+)
 
 
 @intrinsic

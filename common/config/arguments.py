@@ -35,7 +35,9 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         except OSError as error:
             if error.filename is None:
                 raise
-            raise ConfigError(f"{error.filename}: {error.strerror}: give another path, or fix this one") from None
+            raise ConfigError(
+                f"{error.filename}: {error.strerror}: give another path, or fix this one"
+            ) from None
 
     return call
 
@@ -50,7 +52,9 @@ def require_kinds(name: str, values: Mapping[str, Any], kinds: Mapping[str, Any]
             value = values[argument]
             recipe = kind is RunConfig and isinstance(value, str)
             hint = f"; pass load_recipe({value!r})" if recipe else ""
-            raise ConfigError(f"{name}: {argument} is {value!r}, and should be {_words(kind)}{hint}") from None
+            raise ConfigError(
+                f"{name}: {argument} is {value!r}, and should be {_words(kind)}{hint}"
+            ) from None
 
 
 @functools.cache

@@ -10,10 +10,28 @@ from typing import Any
 
 from horizonrl.common.errors import did_you_mean
 
-PASSED = {"zero_optimization", "aio", "comms_logger", "flops_profiler", "memory_breakdown", "wall_clock_breakdown"}
+PASSED = {
+    "zero_optimization",
+    "aio",
+    "comms_logger",
+    "flops_profiler",
+    "memory_breakdown",
+    "wall_clock_breakdown",
+}
 PASSED_OF_ZERO = {
-    *("allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "ignore_unused_parameters"),
-    *("memory_efficient_linear", "offload_optimizer", "offload_param", "overlap_comm", "reduce_bucket_size"),
+    *(
+        "allgather_bucket_size",
+        "allgather_partitions",
+        "contiguous_gradients",
+        "ignore_unused_parameters",
+    ),
+    *(
+        "memory_efficient_linear",
+        "offload_optimizer",
+        "offload_param",
+        "overlap_comm",
+        "reduce_bucket_size",
+    ),
     *(
         "reduce_scatter",
         "stage3_max_live_parameters",

@@ -30,7 +30,11 @@ PASSWORD = "HORIZONRL_BROKER__NATS__PASSWORD"
 
 
 def load_sections(
-    config: type[BaseSettings], recipes: Sequence[Path], overrides: Sequence[str], *, recorded: bool = False
+    config: type[BaseSettings],
+    recipes: Sequence[Path],
+    overrides: Sequence[str],
+    *,
+    recorded: bool = False,
 ) -> dict[str, Any]:
     """Return the validated sections of a config by name, from recipes, environment variables and overrides.
 
@@ -53,7 +57,9 @@ def load_sections(
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             variables = _Password(settings_cls) if recorded else EnvSettingsSource(settings_cls)
             # By hand and not by pydantic-settings, which knows no kinds.
-            merged = functools.reduce(functools.partial(_overlay, config), [*texts, variables(), values])
+            merged = functools.reduce(
+                functools.partial(_overlay, config), [*texts, variables(), values]
+            )
             return (InitSettingsSource(settings_cls, init_kwargs=merged),)
 
     try:
@@ -61,25 +67,42 @@ def load_sections(
     except ValidationError as error:
         problems = _innermost([_without_kind(problem, config) for problem in error.errors()])
         variables = {} if recorded else os.environ
-        said = [_origin(problem, values, variables, recipes) + _explain(problem, config) for problem in problems]
+        said = [
+            _origin(problem, values, variables, recipes) + _explain(problem, config)
+            for problem in problems
+        ]
         raise ConfigError("\n".join(said)) from None
     except SettingsError as error:
-        section = f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()  # the message names the field, in quotes
+        section = (
+            f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()
+        )  # the message names the field, in quotes
         names = " or ".join(name for name in os.environ if name.upper().startswith(section))
-        raise ConfigError(f"the environment variable {names} is not JSON: {error.__cause__}") from None
+        raise ConfigError(
+            f"the environment variable {names} is not JSON: {error.__cause__}"
+        ) from None
     return dict(loaded)
 
 
-def _overlay(config: type[BaseModel], lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+def _overlay(
+    config: type[BaseModel], lower: dict[str, Any], upper: dict[str, Any]
+) -> dict[str, Any]:
     """Return what two sources give together; the upper one wins.
 
     If it changes a section's kind, what the lower one says of the other kind's own keys is left out.
     """
     remaining = dict(lower)
     for name, section in upper.items():
-        if name in config.model_fields and isinstance(section, dict) and isinstance(lower.get(name), dict):
-            dropped = _keys_of_former_kind(config.model_fields[name].annotation, lower[name], section)
-            remaining[name] = {key: value for key, value in lower[name].items() if key not in dropped}
+        if (
+            name in config.model_fields
+            and isinstance(section, dict)
+            and isinstance(lower.get(name), dict)
+        ):
+            dropped = _keys_of_former_kind(
+                config.model_fields[name].annotation, lower[name], section
+            )
+            remaining[name] = {
+                key: value for key, value in lower[name].items() if key not in dropped
+            }
     return _merged(remaining, upper)
 
 
@@ -88,7 +111,9 @@ def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     merged = dict(lower)
     for key, value in upper.items():
         under = lower.get(key)
-        merged[key] = _merged(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
+        merged[key] = (
+            _merged(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
+        )
     return merged
 
 
@@ -101,7 +126,9 @@ def _keys_of_former_kind(annotation: Any, lower: dict[str, Any], upper: dict[str
     if before is None or after is None:
         return set()
     # The same key of two kinds, such as `cap`, may bound another quantity in each; the common base has one meaning.
-    base = next(base for base in before.__mro__ if issubclass(after, base) and issubclass(base, BaseModel))
+    base = next(
+        base for base in before.__mro__ if issubclass(after, base) and issubclass(base, BaseModel)
+    )
     if kind != upper_kind and issubclass(before, Own):
         return set(lower) - set(base.model_fields)
     return set(before.model_fields) - set(base.model_fields)
@@ -111,13 +138,19 @@ class _Password(EnvSettingsSource):
     """The password alone, of all environment variables."""
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
-        return {name: value for name, value in super()._load_env_vars().items() if name.upper() == PASSWORD}
+        return {
+            name: value
+            for name, value in super()._load_env_vars().items()
+            if name.upper() == PASSWORD
+        }
 
 
 def _read_toml(recipe: Path) -> dict[str, Any]:
     """Return a recipe's tables. Raises ConfigError if it cannot be read."""
     if recipe.is_dir() and (recipe / CONFIG).is_file():
-        raise ConfigError(f"{recipe} is a run directory, not a recipe: give {recipe / CONFIG}, or a TOML file")
+        raise ConfigError(
+            f"{recipe} is a run directory, not a recipe: give {recipe / CONFIG}, or a TOML file"
+        )
     if not recipe.exists():
         raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
     if not recipe.is_file():  # a pipe could be read only once
@@ -134,7 +167,9 @@ def _read_toml(recipe: Path) -> dict[str, Any]:
         why = "it begins with a byte order mark: save it without one" if begins else error
         raise ConfigError(f"{recipe} is not TOML: {why}") from None
     except RecursionError:
-        raise ConfigError(f"{recipe} nests tables or lists too deeply to be read: flatten it") from None
+        raise ConfigError(
+            f"{recipe} nests tables or lists too deeply to be read: flatten it"
+        ) from None
 
 
 def _refuse_capitals(values: Mapping[str, Any], path: str, config: type[BaseModel]) -> None:
@@ -182,7 +217,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     while tokens:
         flag, equals, value = tokens.pop(0).partition("=")
         if not flag.startswith("--"):
-            raise ConfigError(f"unexpected argument {flag!r}: overrides are written --section.key value")
+            raise ConfigError(
+                f"unexpected argument {flag!r}: overrides are written --section.key value"
+            )
         if not equals:
             if not tokens:
                 raise ConfigError(f"{flag} has no value: overrides are written --section.key value")
@@ -204,7 +241,9 @@ def _joined(flag: str, before: Any, values: Any) -> Any:
     if not isinstance(before, dict):
         return values
     if not isinstance(values, dict):
-        raise ConfigError(f"{flag} sets as a whole what another flag has set a part of: give only one of them")
+        raise ConfigError(
+            f"{flag} sets as a whole what another flag has set a part of: give only one of them"
+        )
     return before | {key: _joined(flag, before.get(key), value) for key, value in values.items()}
 
 
@@ -222,11 +261,16 @@ def _innermost(problems: Sequence[Any]) -> list[Any]:
     return [
         problem
         for problem in problems
-        if not any(len(path) > len(problem["loc"]) and path[: len(problem["loc"])] == problem["loc"] for path in places)
+        if not any(
+            len(path) > len(problem["loc"]) and path[: len(problem["loc"])] == problem["loc"]
+            for path in places
+        )
     ]
 
 
-def _origin(problem: Any, values: Mapping[str, Any], variables: Mapping[str, str], recipes: Sequence[Path]) -> str:
+def _origin(
+    problem: Any, values: Mapping[str, Any], variables: Mapping[str, str], recipes: Sequence[Path]
+) -> str:
     """Return the recipe or the variable that a mistaken key or value comes from, and a colon.
 
     Nothing for one of the command line, which is in sight, and for keys that only contradict each other.
@@ -237,7 +281,11 @@ def _origin(problem: Any, values: Mapping[str, Any], variables: Mapping[str, str
     keys = {"HORIZONRL_" + "__".join(map(str, path[: n + 1])).upper() for n in range(len(path))}
     if names := [name for name in variables if name.upper() in keys]:
         return f"{max(names, key=len)}: "
-    files = [recipe for recipe in recipes if _holds(tomllib.loads(recipe.read_text(encoding="utf-8")), path)]
+    files = [
+        recipe
+        for recipe in recipes
+        if _holds(tomllib.loads(recipe.read_text(encoding="utf-8")), path)
+    ]
     return f"{files[-1]}: " if files else ""
 
 
@@ -285,7 +333,11 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
     message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     # A wrong value in this section may be a password, which must not reach a log.
     secret = problem["loc"][:1] == ("broker",)
-    values = "" if problem["type"] == "value_error" or not path or secret else f" (got {problem['input']!r})"
+    values = (
+        ""
+        if problem["type"] == "value_error" or not path or secret
+        else f" (got {problem['input']!r})"
+    )
     return f"{path + ': ' if path else ''}{message}{values}"
 
 
@@ -300,7 +352,11 @@ def _meant(problem: Any, keys: Sequence[str], model: type[BaseModel]) -> str:
     if kinds := _kinds_with(section, key, model):
         return f" of {section}.kind {problem['kind']}: it belongs to {', '.join(kinds)}."
     beside = [f"{section}.{other}" for other in keys]
-    others = [f"{name}.{other}" for name, field in model.model_fields.items() for other in _keys(field.annotation)]
+    others = [
+        f"{name}.{other}"
+        for name, field in model.model_fields.items()
+        for other in _keys(field.annotation)
+    ]
     return did_you_mean(values, [*beside, *others])
 
 
@@ -312,7 +368,9 @@ def _kinds_with(section: str, key: str, model: type[BaseModel]) -> list[str]:
 
 def _keys(annotation: Any) -> list[str]:
     """Return the keys of a section, of all its kinds."""
-    return list(dict.fromkeys(key for section in sections_of(annotation) for key in section.model_fields))
+    return list(
+        dict.fromkeys(key for section in sections_of(annotation) for key in section.model_fields)
+    )
 
 
 def _known_keys(problem: Any, model: type[BaseModel]) -> list[str]:

@@ -404,8 +404,15 @@ class Objective(Section):
         """Whether a forward pass at the start of the step must score the batch."""
         # With a single update, the policy at the start of the step is the one in training, so it needs no pass.
         loss = self.loss
-        proximal = isinstance(loss, DecoupledPpoLoss) and loss.proximal == "exact" and loss.updates > 1
-        return self.needs_reference or self.advantage.needs_critic or self.advantage.kind == "otb" or proximal
+        proximal = (
+            isinstance(loss, DecoupledPpoLoss) and loss.proximal == "exact" and loss.updates > 1
+        )
+        return (
+            self.needs_reference
+            or self.advantage.needs_critic
+            or self.advantage.kind == "otb"
+            or proximal
+        )
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -418,7 +425,9 @@ class Objective(Section):
         # DPO's gradient is that of the policy at the start of the step: a second update, a clip or a weight changes it.
         clones = (self.loss.kind, self.weight, self.loss.updates) == ("reinforce", None, 1)
         evenly = self.loss.counted_by in ("token", "constant")
-        return clones and evenly and self.advantage.truncated == "keep" and not self.correction.masks
+        return (
+            clones and evenly and self.advantage.truncated == "keep" and not self.correction.masks
+        )
 
     def refuse_unsound(self) -> None:
         """Raise ValueError for an invalid combination, with the reason and the fix."""
@@ -438,7 +447,9 @@ class Objective(Section):
             )
         # DPO's implicit reward is β times the log-ratio to the reference: a second KL would count it twice.
         if advantage.kind == "dpo" and self.reference.kl > 0:
-            raise ValueError("reference.kl is set but dpo already has its KL in advantage.beta: set reference.kl to 0")
+            raise ValueError(
+                "reference.kl is set but dpo already has its KL in advantage.beta: set reference.kl to 0"
+            )
         self._refuse_contradictions()
         self._refuse_what_does_nothing()
 
@@ -452,7 +463,8 @@ class Objective(Section):
             f"reward.kind {reward.kind}": isinstance(reward, OwnReward),
             "reward.turn_cost": reward.turn_cost > 0,
             "reward.overlong_band": reward.overlong_band is not None,
-            "reward.normalisation": reward.normalisation is not None and not advantage.group_relative,
+            "reward.normalisation": reward.normalisation is not None
+            and not advantage.group_relative,
             "reference.kl with place reward": self.penalised,
         }
         causes = [key for key, is_set in may_be_negative.items() if is_set]
@@ -470,7 +482,9 @@ class Objective(Section):
                 "none, or advantage.kind to another one"
             )
         if loss.shuffle and loss.minibatches == 1:
-            raise ValueError("loss.shuffle is on but loss.minibatches is 1, so there is no order: set minibatches")
+            raise ValueError(
+                "loss.shuffle is on but loss.minibatches is 1, so there is no order: set minibatches"
+            )
         if loss.kl_max is not None and loss.updates == 1:
             raise ValueError(
                 f"loss.kl_max is {loss.kl_max} but a batch makes a single update, which is always made: set "

@@ -12,7 +12,9 @@ def warm_up(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup_steps))
 
 
-def decay(schedule: RateSchedule, step: int, steps: int, warmup_steps: int, end_share: float) -> float:
+def decay(
+    schedule: RateSchedule, step: int, steps: int, warmup_steps: int, end_share: float
+) -> float:
     """Return the share of the peak at step `step` (from 0) of a phase of `steps` steps; 1 during the warm-up.
 
     The first step after the warm-up has the peak, and `end_share` is what a step after the last one would have, as in
@@ -25,7 +27,9 @@ def decay(schedule: RateSchedule, step: int, steps: int, warmup_steps: int, end_
     return end_share + (1.0 - end_share) * remaining
 
 
-def refuse_senseless(phase: str, schedule: RateSchedule, steps: int, warmup_steps: int, end_share: float) -> None:
+def refuse_senseless(
+    phase: str, schedule: RateSchedule, steps: int, warmup_steps: int, end_share: float
+) -> None:
     """Raise ValueError for a schedule whose keys contradict each other, with the fix."""
     if schedule == "constant" and end_share > 0:
         raise ValueError(

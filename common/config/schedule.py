@@ -55,7 +55,11 @@ class RunSchedule:
         # Of all stages: Dr. GRPO divides by it (arXiv 2503.20783), and its divisor must not grow with the horizon.
         most = max(max(self.horizons(env.id)) for env in self.envs) * self.rollout.max_turn_tokens
         # A context that is shortened bounds a branch of the episode, and not the episode.
-        return min(most, self.model.max_context_tokens) if self.rollout.context is ContextRule.STOP else most
+        return (
+            min(most, self.model.max_context_tokens)
+            if self.rollout.context is ContextRule.STOP
+            else most
+        )
 
     def phase(self, step: int) -> tuple[Phase, int]:
         """Return the phase that optimizer step number `step` (from 0) belongs to, and its number in the phase."""
@@ -75,7 +79,11 @@ class RunSchedule:
         """Return the optimizer steps after which evaluation `number` (from 0) is due."""
         # With imitation there is one more round before RL: that of the initial model.
         rl_round = number - (self.imitation.steps > 0)
-        return 0 if rl_round < 0 else min(self.imitation.steps + rl_round * self.eval.every, self.total_steps)
+        return (
+            0
+            if rl_round < 0
+            else min(self.imitation.steps + rl_round * self.eval.every, self.total_steps)
+        )
 
     def lr(self, step: int) -> float:
         """Return the learning rate of optimizer step number `step` (from 0): warm-up and decay of its phase."""
@@ -86,7 +94,10 @@ class RunSchedule:
         if phase is Phase.RL:
             if phase_step < self.advantage.critic_steps:
                 return 0.0
-            phase_step, steps = phase_step - self.advantage.critic_steps, steps - self.advantage.critic_steps
+            phase_step, steps = (
+                phase_step - self.advantage.critic_steps,
+                steps - self.advantage.critic_steps,
+            )
         fallen = decay(rates.lr_schedule, phase_step, steps, warmup_steps, rates.lr_end_share)
         return rates.lr * warm_up(phase_step, warmup_steps) * fallen
 
@@ -95,11 +106,16 @@ class RunSchedule:
         return (self.imitation if phase is Phase.IMITATION else self.rl).warmup_steps
 
     def groups_per_step(self, phase: Phase) -> int:
-        return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step
+        return (
+            self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step
+        )
 
     def demos_due(self, rl_steps: int) -> int:
         """Return the number of demonstrations that are trained before RL and in its first `rl_steps` steps."""
-        return self.imitation.steps * self.imitation.groups_per_step + self.rl.demos_per_step * rl_steps
+        return (
+            self.imitation.steps * self.imitation.groups_per_step
+            + self.rl.demos_per_step * rl_steps
+        )
 
     def credit(self, phase: Phase, phase_step: int = 0) -> int:
         """Return the most tickets of the phase's kind that may be outstanding after `phase_step` steps.

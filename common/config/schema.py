@@ -99,7 +99,9 @@ class BrokerSection(Section):
             except ValueError:  # a port that is no number, or too large
                 complete = False
             if not complete:
-                raise ValueError(f"url is {self.url!r}: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
+                raise ValueError(
+                    f"url is {self.url!r}: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS"
+                )
         return self
 
     @model_validator(mode="after")
@@ -241,7 +243,9 @@ class RunConfig(RunSchedule, BaseSettings):
     def _horizons_grow(self) -> Self:
         ids = [env.id for env in self.envs]
         if len(set(ids)) != len(ids):
-            raise ValueError(f"envs lists {ids}: give each environment only one entry, with a weight")
+            raise ValueError(
+                f"envs lists {ids}: give each environment only one entry, with a weight"
+            )
         for env_id in ids:
             turns = list(self.horizons(env_id))
             if self.horizon.kind != "fixed" and turns != (growing := sorted(set(turns))):
@@ -270,7 +274,10 @@ class RunConfig(RunSchedule, BaseSettings):
                 f"advantage.critic_warmup_steps is {critic_steps} but rl.steps is {self.rl.steps}: RL would train "
                 "the critic alone; give fewer critic_warmup_steps or more rl.steps"
             )
-        phases = (("imitation", Phase.IMITATION, self.imitation, 0), ("rl", Phase.RL, self.rl, critic_steps))
+        phases = (
+            ("imitation", Phase.IMITATION, self.imitation, 0),
+            ("rl", Phase.RL, self.rl, critic_steps),
+        )
         for name, phase, rates, before in phases:
             warmup_steps, steps = self.warmup_steps(phase), rates.steps - before
             refuse_senseless(name, rates.lr_schedule, steps, warmup_steps, rates.lr_end_share)
@@ -363,7 +370,9 @@ class RunConfig(RunSchedule, BaseSettings):
             environments=tuple(
                 # As JSON: a recipe may hold dates, which have no form on the wire.
                 EnvironmentSettings(
-                    env_id=env.id, options=env.model_dump(mode="json")["options"], step_timeout_s=env.step_timeout_s
+                    env_id=env.id,
+                    options=env.model_dump(mode="json")["options"],
+                    step_timeout_s=env.step_timeout_s,
                 )
                 for env in self.envs
             ),
@@ -378,10 +387,16 @@ class RunConfig(RunSchedule, BaseSettings):
         dumped = self.model_dump(mode="json")
         values: dict[str, Any] = {"run.seed": dumped["run"]["seed"], "envs": dumped["envs"]}
         for section in SHARED_SECTIONS:
-            values |= {f"{section}.{name}": value for name, value in dumped[section].items() if not own_rate(name)}
+            values |= {
+                f"{section}.{name}": value
+                for name, value in dumped[section].items()
+                if not own_rate(name)
+            }
         texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
         return {
-            name: text if len(text) <= MOST_SHARED_CHARS else xxhash.xxh3_128_hexdigest(text.encode())
+            name: text
+            if len(text) <= MOST_SHARED_CHARS
+            else xxhash.xxh3_128_hexdigest(text.encode())
             for name, text in texts.items()
         }
 

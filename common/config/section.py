@@ -31,7 +31,9 @@ class Section(BaseModel):
     """Keys of one subject. The word "none" stands for None in every source, since TOML has no null."""
 
     # A misspelt key is an error: a run of days with a default in its place would be worse.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -72,19 +74,31 @@ class ByKind:
 
     default: str
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices = {kind: handler.generate_schema(section) for kind, section in by_kind(source).items()}
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        choices = {
+            kind: handler.generate_schema(section) for kind, section in by_kind(source).items()
+        }
         return core_schema.tagged_union_schema(choices, discriminator=self._kind)
 
     def _kind(self, value: Any) -> str:
-        kind = value.get("kind", self.default) if isinstance(value, dict) else getattr(value, "kind", self.default)
+        kind = (
+            value.get("kind", self.default)
+            if isinstance(value, dict)
+            else getattr(value, "kind", self.default)
+        )
         return as_kind(kind)
 
 
 def sections_of(annotation: Any) -> list[type[Section]]:
     """Return the classes of a section: several if it has kinds. A list of sections has one; a value has none."""
     candidates = (annotation, *get_args(annotation))
-    return [section for section in candidates if isinstance(section, type) and issubclass(section, Section)]
+    return [
+        section
+        for section in candidates
+        if isinstance(section, type) and issubclass(section, Section)
+    ]
 
 
 def kinds_of(section: type[Section]) -> list[str]:
@@ -102,4 +116,6 @@ def as_kind(kind: Any) -> str:
 def by_kind(annotation: Any) -> dict[str, type[Section]]:
     """Return the class of each kind of a section, the default kind first; empty for a section without kinds."""
     sections = sections_of(annotation)
-    return {kind: section for section in sections if len(sections) > 1 for kind in kinds_of(section)}
+    return {
+        kind: section for section in sections if len(sections) > 1 for kind in kinds_of(section)
+    }

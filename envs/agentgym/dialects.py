@@ -85,14 +85,18 @@ class Dialect:
         """Return the number that identifies the environment on the server."""
         handle = answer.get(self.key) if isinstance(answer, dict) else answer
         if isinstance(handle, bool) or not isinstance(handle, int):
-            raise EnvironmentFailure(f"{self.name}: /create answered {_show(answer)}, which holds no {self.key}")
+            raise EnvironmentFailure(
+                f"{self.name}: /create answered {_show(answer)}, which holds no {self.key}"
+            )
         return handle
 
     def first_text(self, answer: Any) -> str:
         """Return the first observation, from the answer to /reset or /observation."""
         if self.key == "env_idx":
             in_reset = isinstance(answer, list) and answer and self.shares
-            return self._text(answer[0] if in_reset else answer, "/reset" if self.shares else "/observation")
+            return self._text(
+                answer[0] if in_reset else answer, "/reset" if self.shares else "/observation"
+            )
         text = self._text(_get(answer, "observation"), "/reset")
         if self.name == "sciworld":
             return f"{self._text(_get(answer, 'task_description'), '/reset')}\n{text}"
@@ -103,17 +107,27 @@ class Dialect:
     def check_begun(self, answer: Any) -> None:
         """Raise EnvironmentTimeout if WebArena's server has given up on the reset."""
         if _get(answer, "observation") == "TimeoutError":
-            raise EnvironmentTimeout(f"{self.name}: the server gave up on the reset: its sites may need a restart")
+            raise EnvironmentTimeout(
+                f"{self.name}: the server gave up on the reset: its sites may need a restart"
+            )
 
     def verdict(self, answer: Any) -> Verdict:
         """Return what a step's answer says."""
         # A wrong type breaks the episode. Read as 0 it would be a zero reward (broken is not zero).
         score, done = _get(answer, self.score), _get(answer, self.done)
         # In Python `true` is an int: it would pay 1.
-        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-            raise EnvironmentFailure(f"{self.name}: /step answered {_show(answer)}, whose {self.score} is no number")
+        if (
+            isinstance(score, bool)
+            or not isinstance(score, int | float)
+            or not math.isfinite(score)
+        ):
+            raise EnvironmentFailure(
+                f"{self.name}: /step answered {_show(answer)}, whose {self.score} is no number"
+            )
         if not isinstance(done, bool):
-            raise EnvironmentFailure(f"{self.name}: /step answered {_show(answer)}, whose {self.done} is no boolean")
+            raise EnvironmentFailure(
+                f"{self.name}: /step answered {_show(answer)}, whose {self.done} is no boolean"
+            )
         if self.name == "webarena" and not done:
             score = 0.0
         return Verdict(
@@ -137,7 +151,14 @@ class Dialect:
             if self.name == "webarena":
                 return {"observation": text, "sites": [], "object": ""}
             return text if self.task == "id" else [text, None]
-        answer = {"id": episode, "observation": text, "done": False, "deleted": False, "reward": 0, "score": 0}
+        answer = {
+            "id": episode,
+            "observation": text,
+            "done": False,
+            "deleted": False,
+            "reward": 0,
+            "score": 0,
+        }
         if self.name == "sciworld":  # AgentGym's clients join the two parts again
             description, _, rest = text.partition("\n")
             answer |= {"task_description": description, "observation": rest}
@@ -181,7 +202,9 @@ class Dialect:
 
     def _text(self, value: Any, path: str) -> str:
         if not isinstance(value, str):
-            raise EnvironmentFailure(f"{self.name}: {path} answered {_show(value)} where a text belongs")
+            raise EnvironmentFailure(
+                f"{self.name}: {path} answered {_show(value)} where a text belongs"
+            )
         return value
 
 

@@ -30,7 +30,9 @@ class Remote:
     dialect: ClassVar[Dialect]
     version: str = "1"
 
-    def __init__(self, tasks: Sequence[TaskSpec], instructions: str, wire: Wire, max_chars: int) -> None:
+    def __init__(
+        self, tasks: Sequence[TaskSpec], instructions: str, wire: Wire, max_chars: int
+    ) -> None:
         self._tasks = {task.task_id for task in tasks}
         self._instructions = instructions
         self._wire = wire
@@ -54,7 +56,9 @@ class Remote:
     async def step(self, text: str) -> Step:
         """Send the part of the reply that AgentGym's client would send, and return its answer as that client does."""
         if not self._playing:
-            raise EnvironmentFailure(f"{self.env_id}: no episode is in progress: reset before the next step")
+            raise EnvironmentFailure(
+                f"{self.env_id}: no episode is in progress: reset before the next step"
+            )
         action = self.dialect.read(text)
         if isinstance(action, Unreadable):
             return Step(action.reason, reward=0.0, terminated=False)
@@ -105,7 +109,9 @@ class AgentGym(Remote):
     ) -> None:
         tasks = numbered_tasks(self.dialect, train, test, mappings)
         # Two machines with other lists are two versions, which the provenance of every group shows.
-        digest = sha256(" ".join(f"{task.split} {task.task_id}" for task in tasks).encode()).hexdigest()
+        digest = sha256(
+            " ".join(f"{task.split} {task.task_id}" for task in tasks).encode()
+        ).hexdigest()
         self.version = f"{type(self).version} tasks:{digest[:16]}"
         rules = self.dialect.rules if instructions is None else instructions
         wire = Wire(self.dialect, _require(self.env_id, url), timeout_s)
@@ -162,7 +168,9 @@ def _require(env_id: str, url: str | None) -> str:
 
 CLIENTS = SimpleNamespace(
     **{
-        name: type(f"AgentGym_{name}", (AgentGym,), {"env_id": f"agentgym-{name}", "dialect": dialect})
+        name: type(
+            f"AgentGym_{name}", (AgentGym,), {"env_id": f"agentgym-{name}", "dialect": dialect}
+        )
         for name, dialect in DIALECTS.items()
     }
 )

@@ -19,7 +19,9 @@ def only_action(text: str) -> str | Unreadable:
     """Return the line after `Action:`, reduced to letters, digits, commas and single spaces; empty without one."""
     actions = _ACTION.findall(text)
     if len(actions) > 1:
-        return Unreadable("Error: Only one 'Action' is allowed per response. Please adjust your response.")
+        return Unreadable(
+            "Error: Only one 'Action' is allowed per response. Please adjust your response."
+        )
     return " ".join(_DROPPED.sub("", "".join(actions)).split())
 
 

@@ -19,14 +19,20 @@ MAPPINGS = ("mappings_train.json", "mappings_test.json")
 
 
 @cache
-def numbered_tasks(dialect: Dialect, train: str | None, test: str | None, mappings: str | None) -> Sequence[TaskSpec]:
+def numbered_tasks(
+    dialect: Dialect, train: str | None, test: str | None, mappings: str | None
+) -> Sequence[TaskSpec]:
     """Return one task for each number of the splits, train first. A number in both splits belongs to test only.
 
     A split is a range such as `0-443`, or a file with a JSON list of numbers, of ids such as `textcraft_12`, or of
     AgentGym's {"item_id": "textcraft_12"}. The default is the first `dialect.train` numbers for train and the next
     `dialect.test` for test. `mappings` is the folder, or one of its files, with the numbers of ALFRED's trials.
     """
-    for_test = _numbers(dialect, test, mappings) if test else range(dialect.train, dialect.train + dialect.test)
+    for_test = (
+        _numbers(dialect, test, mappings)
+        if test
+        else range(dialect.train, dialect.train + dialect.test)
+    )
     for_train = _numbers(dialect, train, mappings) if train else range(dialect.train)
     tested = set(for_test)
     splits: tuple[tuple[Split, Sequence[int]], ...] = (
@@ -34,7 +40,11 @@ def numbered_tasks(dialect: Dialect, train: str | None, test: str | None, mappin
         ("test", for_test),
     )
     # Without repetitions, which AgentGym's own lists have.
-    return tuple(TaskSpec(str(number), split, "all") for split, numbers in splits for number in dict.fromkeys(numbers))
+    return tuple(
+        TaskSpec(str(number), split, "all")
+        for split, numbers in splits
+        for number in dict.fromkeys(numbers)
+    )
 
 
 def _numbers(dialect: Dialect, split: str, mappings: str | None) -> Sequence[int]:
@@ -55,7 +65,9 @@ def _number(dialect: Dialect, entry: Any, file: str, mappings: str | None) -> in
             f'{file}: {name[:200]!r} is no task: a number, "{dialect.name}_12" or {{"item_id": "{dialect.name}_12"}}'
         )
     if match[1] not in (None, dialect.name, f"lmrlgym_{dialect.name}"):
-        raise ConfigError(f"{file}: {name[:200]!r} is a task of {match[1]!r}, and this environment is {dialect.name}")
+        raise ConfigError(
+            f"{file}: {name[:200]!r} is a task of {match[1]!r}, and this environment is {dialect.name}"
+        )
     return int(match[2])
 
 
@@ -75,11 +87,17 @@ def _trial_number(trial: str, file: str, mappings: str | None) -> int:
 def _trials(mappings: str) -> Mapping[str, int]:
     path = Path(mappings)
     files = [path / name for name in MAPPINGS] if path.is_dir() else [path]
-    entries = [entry for file in files for entry in _list(str(file), "is no mapping of AgentGym's ALFWorld")]
+    entries = [
+        entry
+        for file in files
+        for entry in _list(str(file), "is no mapping of AgentGym's ALFWorld")
+    ]
     try:
         return {str(entry["task_id"]): int(entry["item_id"]) for entry in entries}
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{mappings} is no mapping: an entry has no item_id or task_id ({error!r})") from None
+        raise ConfigError(
+            f"{mappings} is no mapping: an entry has no item_id or task_id ({error!r})"
+        ) from None
 
 
 def _list(path: str, wrong: str) -> list[Any]:

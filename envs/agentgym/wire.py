@@ -35,7 +35,9 @@ class _Passing(EnvironmentFailure):
     """A failure that may be gone on the next attempt: no connection or no capacity."""
 
 
-_repeat = stamina.AsyncRetryingCaller(attempts=5, timeout=None, wait_initial=0.1, wait_max=2.0).on(_Passing)
+_repeat = stamina.AsyncRetryingCaller(attempts=5, timeout=None, wait_initial=0.1, wait_max=2.0).on(
+    _Passing
+)
 
 
 class _Pool:
@@ -136,7 +138,9 @@ class Wire:
                 return await self._reset(task)
             except (EnvironmentTimeout, _Passing):
                 raise
-            except EnvironmentFailure:  # the server may have restarted, or closed an environment that was idle
+            except (
+                EnvironmentFailure
+            ):  # the server may have restarted, or closed an environment that was idle
                 await self._give_up()
         self._handle = await self._create()
         return await self._reset(task)
@@ -146,7 +150,9 @@ class Wire:
         handles = self._handles
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
-            if not handles.full and (handle := handles.hold(await self._new_number(), self._dialect.shares)):
+            if not handles.full and (
+                handle := handles.hold(await self._new_number(), self._dialect.shares)
+            ):
                 return handle
             if idle := handles.take_idle():
                 return idle
@@ -167,10 +173,13 @@ class Wire:
         dialect = self._dialect
         try:
             answer = await self._post(
-                "reset", {dialect.key: self._require_handle().number, dialect.task: task, **dialect.fields}
+                "reset",
+                {dialect.key: self._require_handle().number, dialect.task: task, **dialect.fields},
             )
             dialect.check_begun(answer)
-            text = dialect.first_text(answer if dialect.first_in_reset else await self._get("observation"))
+            text = dialect.first_text(
+                answer if dialect.first_in_reset else await self._get("observation")
+            )
         except _Passing:
             self._sound = True  # the server did not accept the call, and a reset does not depend on the old state
             raise
@@ -194,7 +203,10 @@ class Wire:
             try:
                 async with asyncio.timeout(min(CLOSE_S, self._timeout_s)):
                     await self._post("close", {self._dialect.key: handle.number})
-            except (EnvironmentFailure, TimeoutError) as error:  # the episode is over, so this only costs the server
+            except (
+                EnvironmentFailure,
+                TimeoutError,
+            ) as error:  # the episode is over, so this only costs the server
                 log.warning("served_environment_not_closed", url=self._base, reason=str(error))
         # Without /close a server keeps an environment for ever, so the next episode uses it if its state is known.
         elif self._sound or self._dialect.shares:
@@ -210,11 +222,15 @@ class Wire:
             )
         return self._handle
 
-    async def _post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
+    async def _post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Any:
         return await self._request("POST", path, json=body, headers=headers)
 
     async def _get(self, path: str) -> Any:
-        return await self._request("GET", path, params={self._dialect.key: self._require_handle().number})
+        return await self._request(
+            "GET", path, params={self._dialect.key: self._require_handle().number}
+        )
 
     async def _request(self, method: str, path: str, **options: Any) -> Any:
         """Return the JSON of an answer. Servers report errors as a status, as {"error": ...} or as `false`."""
@@ -226,7 +242,9 @@ class Wire:
             # the request in it. To us that is a restart, which ends every episode: take a new connection per request.
             options["headers"] = {"Connection": "close", **(options.get("headers") or {})}
         try:
-            async with self._pool.http.request(method, url, timeout=self._timeout, **options) as response:
+            async with self._pool.http.request(
+                method, url, timeout=self._timeout, **options
+            ) as response:
                 status, raw = response.status, await response.read()
         except TimeoutError:
             raise EnvironmentTimeout(f"{url} gave no answer within {self._timeout_s:g} s") from None
@@ -244,7 +262,9 @@ class Wire:
         try:
             answer = json.loads(raw)
         except ValueError:
-            raise EnvironmentFailure(f"{url} did not answer JSON: {raw[:200].decode(errors='replace')}") from None
+            raise EnvironmentFailure(
+                f"{url} did not answer JSON: {raw[:200].decode(errors='replace')}"
+            ) from None
         if answer is False or (isinstance(answer, dict) and "error" in answer):
             raise EnvironmentFailure(f"{url} answered {str(answer)[:200]}")
         return answer

@@ -84,7 +84,10 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
     def tasks(cls, *, id: str | None = None, tasks: TaskCount = 100) -> Sequence[TaskSpec]:
         """Return the first seeds, in the category of the id."""
         category = _require(id).rpartition(":")[2].rpartition("/")[2]
-        return tuple(TaskSpec(task, hashed_split(task), category) for task in (f"seed-{n}" for n in range(tasks)))
+        return tuple(
+            TaskSpec(task, hashed_split(task), category)
+            for task in (f"seed-{n}" for n in range(tasks))
+        )
 
     def begin(self, task_id: str) -> tuple[str, TextEpisode]:
         """Make an environment and reset it with the task's seed."""
@@ -121,5 +124,7 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
 
 def _require(id: str | None) -> str:
     if not id:
-        raise ConfigError("gymnasium needs an environment: set options.id, such as my_package:MyText-v0")
+        raise ConfigError(
+            "gymnasium needs an environment: set options.id, such as my_package:MyText-v0"
+        )
     return id

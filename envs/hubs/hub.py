@@ -65,7 +65,9 @@ class HubEnvironment(ABC, Generic[P]):
         """Follow the one action that the text names."""
         played = self._current()
         if self._over:
-            raise EnvironmentFailure("the episode is over, or its last step failed: reset before the next step")
+            raise EnvironmentFailure(
+                "the episode is over, or its last step failed: reset before the next step"
+            )
         action = self.read(text)
         if isinstance(action, Unreadable):
             return self._bound(refuse_move(action.reason))
@@ -130,7 +132,9 @@ def attributed(env_id: str) -> Iterator[None]:
     except HorizonError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailure(f"{env_id}: its package raised {type(error).__name__}: {error}") from error
+        raise EnvironmentFailure(
+            f"{env_id}: its package raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def numbered_tasks(categories: Sequence[str], count: int) -> tuple[TaskSpec, ...]:
@@ -139,7 +143,9 @@ def numbered_tasks(categories: Sequence[str], count: int) -> tuple[TaskSpec, ...
     return tuple(TaskSpec(task_id, hashed_split(task_id), category) for category, task_id in ids)
 
 
-def read_number(task_id: str, categories: Mapping[str, object] | Sequence[str]) -> tuple[str, int] | None:
+def read_number(
+    task_id: str, categories: Mapping[str, object] | Sequence[str]
+) -> tuple[str, int] | None:
     """Return the category and number of a task of any number, or None if there is no such task."""
     category, _, number = task_id.rpartition("-")
     plain = number.isascii() and number.isdecimal() and number == str(int(number[:9]))

@@ -80,12 +80,17 @@ class OpenEnv:
     @validate_call
     def tasks(cls, *, tasks: TaskCount = 100) -> Sequence[TaskSpec]:
         """Return the first seeds."""
-        return tuple(TaskSpec(task, hashed_split(task), "all") for task in (f"seed-{n}" for n in range(tasks)))
+        return tuple(
+            TaskSpec(task, hashed_split(task), "all")
+            for task in (f"seed-{n}" for n in range(tasks))
+        )
 
     async def reset(self, task_id: str) -> Observation:
         """Begin an episode with the task's seed, on a connection of its own."""
         if (number := read_number(task_id, ("seed",))) is None:
-            raise ConfigError(f"openenv has no task {task_id[:80]!r}: a task is seed-0, seed-1 and so on")
+            raise ConfigError(
+                f"openenv has no task {task_id[:80]!r}: a task is seed-0, seed-1 and so on"
+            )
         await self.close()
         answer = await self._ask("reset", {"seed": number[1]})
         text = "\n\n".join(filter(None, (self._instructions, self._read_answer(answer))))
@@ -96,13 +101,20 @@ class OpenEnv:
     async def step(self, text: str) -> Step:
         """Send the whole reply as one action."""
         if not self._playing:
-            raise EnvironmentFailure("openenv: no episode is in progress: reset before the next step")
+            raise EnvironmentFailure(
+                "openenv: no episode is in progress: reset before the next step"
+            )
         self._playing = False  # stays False if the server does not answer
         answer = await self._ask("step", {**self._constants, self._action: readable(text)})
         reward, done = self._reward(answer), bool(answer.get("done"))
         self._playing, self._total = not done, self._total + reward
         success = done and self._total >= self._success
-        return Step(clip(self._read_answer(answer), self._max_chars), reward, terminated=done, success=success)
+        return Step(
+            clip(self._read_answer(answer), self._max_chars),
+            reward,
+            terminated=done,
+            success=success,
+        )
 
     async def close(self) -> None:
         """Close the connection, and with it the server's episode."""
@@ -125,7 +137,9 @@ class OpenEnv:
             self._paid = True
             return float(reward)
         if answer.get("done") and not self._paid:
-            raise EnvironmentFailure(f"openenv: the episode ended with reward {reward!r}, and no step paid one")
+            raise EnvironmentFailure(
+                f"openenv: the episode ended with reward {reward!r}, and no step paid one"
+            )
         return 0.0
 
     def _read_answer(self, answer: Mapping[str, Any]) -> str:
@@ -150,18 +164,28 @@ class OpenEnv:
                 await channel.send_json({"type": kind, "data": data})
                 message = await self._answers.get()
         except TimeoutError:
-            raise EnvironmentTimeout(f"openenv: no answer to {kind} within {self._timeout_s:g} s") from None
+            raise EnvironmentTimeout(
+                f"openenv: no answer to {kind} within {self._timeout_s:g} s"
+            ) from None
         except (ClientError, OSError) as error:
-            raise EnvironmentFailure(f"openenv: {self._address} does not answer ({error!r})") from error
+            raise EnvironmentFailure(
+                f"openenv: {self._address} does not answer ({error!r})"
+            ) from error
         if message.type is not WSMsgType.TEXT:
-            raise EnvironmentFailure(f"openenv: the server closed the connection at {kind} ({message.data!r})")
+            raise EnvironmentFailure(
+                f"openenv: the server closed the connection at {kind} ({message.data!r})"
+            )
         return _data(message.data, kind)
 
     async def _connect(self) -> ClientWebSocketResponse:
         if self._channel is None:
-            self._http = self._http or ClientSession(timeout=ClientTimeout(total=None, sock_connect=self._timeout_s))
+            self._http = self._http or ClientSession(
+                timeout=ClientTimeout(total=None, sock_connect=self._timeout_s)
+            )
             waits = ClientWSTimeout(ws_close=CLOSE_S)
-            self._channel = await self._http.ws_connect(self._address, max_msg_size=MOST_BYTES, timeout=waits)
+            self._channel = await self._http.ws_connect(
+                self._address, max_msg_size=MOST_BYTES, timeout=waits
+            )
             self._answers = asyncio.Queue()
             self._reader = asyncio.create_task(_read(self._channel, self._answers))
         return self._channel
@@ -185,9 +209,13 @@ def _data(text: str, kind: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict) or not isinstance(data := answer.get("data"), dict):
-        raise EnvironmentFailure(f"openenv: the answer to {kind} is no message of the protocol: {clip(text)!r}")
+        raise EnvironmentFailure(
+            f"openenv: the answer to {kind} is no message of the protocol: {clip(text)!r}"
+        )
     if answer.get("type") != "observation":
-        raise EnvironmentFailure(f"openenv: the server answered {kind} with {clip(json.dumps(data), 300)}")
+        raise EnvironmentFailure(
+            f"openenv: the server answered {kind} with {clip(json.dumps(data), 300)}"
+        )
     return data
 
 

@@ -26,7 +26,13 @@ BLOCK = 500
 """The package's own default size of a dataset. Some datasets depend on it."""
 MIXTURE = "composite"
 """A mixture of other datasets, which has no questions of its own."""
-HASHED = ("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
+HASHED = (
+    "isomorphic_strings",
+    "knight_swap",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+)
 """Datasets that iterate over sets, so that processes with different hash seeds generate different questions."""
 EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")
 """Where the metadata of questions with many right answers has one of them."""
@@ -48,7 +54,9 @@ class Question:
 
     def follow(self, action: str) -> Step:
         """Score the answer between the last `<answer>` and `</answer>` of a reply."""
-        answer = hub_module("reasoning_gym.utils", PACKAGE, "hubs").extract_answer(answer_part(action))
+        answer = hub_module("reasoning_gym.utils", PACKAGE, "hubs").extract_answer(
+            answer_part(action)
+        )
         if answer is not None and not may_be_scored(self._name, answer):
             answer = None
         try:
@@ -83,7 +91,11 @@ class ReasoningGym(HubEnvironment[Question]):
 
     @validate_call
     def __init__(
-        self, *, tasks: TaskCount = 20, prompt: Prompt = "default", max_observation_chars: Chars = 32_768
+        self,
+        *,
+        tasks: TaskCount = 20,
+        prompt: Prompt = "default",
+        max_observation_chars: Chars = 32_768,
     ) -> None:
         super().__init__("plain", max_observation_chars)
         hub_module("reasoning_gym", PACKAGE, "hubs")
@@ -106,8 +118,12 @@ class ReasoningGym(HubEnvironment[Question]):
         # Again, because making the dataset may have drawn some, or was done by an earlier episode.
         with OwnRandom(task_id).random_for():
             entry = dataset[number % BLOCK]
-        instructions = hub_module("reasoning_gym.utils", PACKAGE, "hubs").SYSTEM_PROMPTS.get(self._prompt, "")
-        return "\n".join(filter(None, (instructions, entry["question"]))), Question(name, dataset, entry)
+        instructions = hub_module("reasoning_gym.utils", PACKAGE, "hubs").SYSTEM_PROMPTS.get(
+            self._prompt, ""
+        )
+        return "\n".join(filter(None, (instructions, entry["question"]))), Question(
+            name, dataset, entry
+        )
 
     def read(self, text: str) -> str | Unreadable:
         """Return the whole reply: the package finds the answer in it."""
@@ -116,7 +132,9 @@ class ReasoningGym(HubEnvironment[Question]):
     def expert(self) -> QuestionExpert:
         """Return an expert that knows the answer. Raises EnvironmentFailure for a question of unknown answer."""
         if (answer := self._current().answer) is None:
-            raise EnvironmentFailure("reasoning-gym gives no answer to this question: there is no expert for it")
+            raise EnvironmentFailure(
+                "reasoning-gym gives no answer to this question: there is no expert for it"
+            )
         return QuestionExpert(answer)
 
 
@@ -136,6 +154,8 @@ def hash_seed() -> str:
 @lru_cache(256)
 def _block(name: str, number: int) -> Any:
     with OwnRandom(f"{name} {number}").random_for():
-        dataset = hub_module("reasoning_gym", PACKAGE, "hubs").create_dataset(name, seed=number, size=BLOCK)
+        dataset = hub_module("reasoning_gym", PACKAGE, "hubs").create_dataset(
+            name, seed=number, size=BLOCK
+        )
     read_literals_only(name, dataset)
     return dataset

@@ -46,19 +46,31 @@ class Match:
         rewards, info = self._game.close()
         reward, facts = rewards[0], info[0]
         if isinstance(reward, bool) or not isinstance(reward, int | float):
-            raise EnvironmentFailure(f"textarena: the reward of this game is {reward!r}, which is no number")
+            raise EnvironmentFailure(
+                f"textarena: the reward of this game is {reward!r}, which is no number"
+            )
         state = self._game.state
         late = state.max_turns is not None and state.turn >= state.max_turns
         cut = late and reward < 1 and not facts["invalid_move"]
         observation = "\n".join(filter(None, (observation, str(facts.get("reason") or ""))))
-        return Step(observation, float(reward), terminated=not cut, truncated=cut, success=not cut and reward >= 1)
+        return Step(
+            observation,
+            float(reward),
+            terminated=not cut,
+            truncated=cut,
+            success=not cut and reward >= 1,
+        )
 
     def unread(self) -> str:
         """Return the game's messages since the last call, without the agent's own actions, which it has in its chat."""
         player_action = hub_module("textarena", PACKAGE, "hubs").ObservationType.PLAYER_ACTION
         _, messages = self._game.get_observation()
         # Some games put their text in the place of its kind.
-        texts = (text if isinstance(text, str) else kind for _, text, kind in messages if kind is not player_action)
+        texts = (
+            text if isinstance(text, str) else kind
+            for _, text, kind in messages
+            if kind is not player_action
+        )
         return "\n".join(str(text).strip("\n") for text in texts)
 
     def close(self) -> None: ...

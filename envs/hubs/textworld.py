@@ -26,8 +26,12 @@ from horizonrl.envs.hubs.packages import hub_module, hub_version
 PACKAGE = "textworld"
 EXTRA = "textworld"
 GAMES = Path("~/.cache/horizonrl/textworld")
-COMMANDS = (Command("do", "{command}", "give the game a command, such as: go north, take coin, open door"),)
-REFUSED = frozenset(words("quit q restart save restore undo script transcript unscript verify version yes y no"))
+COMMANDS = (
+    Command("do", "{command}", "give the game a command, such as: go north, take coin, open door"),
+)
+REFUSED = frozenset(
+    words("quit q restart save restore undo script transcript unscript verify version yes y no")
+)
 """Commands to the interpreter, which would write files, start over, or ask back."""
 _STATUS = re.compile(r"\s*>?\s{20,}-=.*\Z", re.DOTALL)
 """The status line, which the interpreter prints after the prompt."""
@@ -69,7 +73,9 @@ class Adventure:
         """Give the game a command. The rewards of an episode add up to its score over the highest one."""
         command = " ".join(action.lower().split())
         if not command or command.split()[0] in REFUSED or not command.isascii():
-            return refuse_move("That command is not played here. Give a command of the game, such as look.")
+            return refuse_move(
+                "That command is not played here. Give a command of the game, such as look."
+            )
         self.moves.append(command)
         state, _, done = self._game.step(command)
         score = state["score"] or 0
@@ -77,7 +83,11 @@ class Adventure:
         won = bool(state["won"])
         over = bool(done or won or state["lost"])
         return Step(
-            clean_feedback(state["feedback"]), gained / self._most, terminated=over, success=won, info={"score": score}
+            clean_feedback(state["feedback"]),
+            gained / self._most,
+            terminated=over,
+            success=won,
+            info={"score": score},
         )
 
     def close(self) -> None:
@@ -94,7 +104,9 @@ class AdventureExpert:
         """Return the next command of the walkthrough."""
         done, whole = len(self._adventure.moves), self._adventure.walkthrough
         if done >= len(whole):
-            raise EnvironmentFailure(f"textworld: the walkthrough of this game ends after {len(whole)} commands")
+            raise EnvironmentFailure(
+                f"textworld: the walkthrough of this game ends after {len(whole)} commands"
+            )
         return write_action(whole[done], "This is the next step.", self._format, COMMANDS)
 
 
@@ -173,9 +185,13 @@ def _compile(textworld: Any, family: str, number: int, path: Path) -> None:
             options.quest_length = settings["quest"]
             game = hub_module("textworld.generator", PACKAGE, EXTRA).make_game(options)
         else:
-            _, make, _ = hub_module("textworld.challenges", PACKAGE, EXTRA).CHALLENGES[f"tw-{family}"]
+            _, make, _ = hub_module("textworld.challenges", PACKAGE, EXTRA).CHALLENGES[
+                f"tw-{family}"
+            ]
             game = make(settings, options)
-        compiled = Path(hub_module("textworld.generator", PACKAGE, EXTRA).compile_game(game, options))
+        compiled = Path(
+            hub_module("textworld.generator", PACKAGE, EXTRA).compile_game(game, options)
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         # The facts of the game first: `start` reads them beside the compiled file.
         _copy(compiled.with_suffix(".json"), path.with_suffix(".json"))

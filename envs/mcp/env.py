@@ -17,7 +17,14 @@ from horizonrl.envs.api import Observation, Step, TaskSpec, ToolCall, Tools
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, readable, whole
 from horizonrl.envs.game import refuse_move
 from horizonrl.envs.mcp.session import Server, Session, select_tools
-from horizonrl.envs.mcp.tasks import Answered, MadeCall, McpTask, grade_answer, load_grader, load_tasks
+from horizonrl.envs.mcp.tasks import (
+    Answered,
+    MadeCall,
+    McpTask,
+    grade_answer,
+    load_grader,
+    load_tasks,
+)
 
 MAX_ARGUMENT_CHARS = 10_000
 MAX_INTEGER = 1 << 63
@@ -57,11 +64,17 @@ class McpTools:
     ) -> None:
         file = load_tasks(path)
         if bool(command) == bool(url):
-            raise ConfigError("an mcp environment needs options.command or options.url, and not both")
+            raise ConfigError(
+                "an mcp environment needs options.command or options.url, and not both"
+            )
         if url and len(variables) > 1:
-            raise ConfigError(f"options.url takes one bearer token, and options.variables has {len(variables)} names")
+            raise ConfigError(
+                f"options.url takes one bearer token, and options.variables has {len(variables)} names"
+            )
         if missing := [name for name in variables if not os.environ.get(name)]:
-            raise ConfigError(f"options.variables: the environment variable {missing[0]!r} is not set here")
+            raise ConfigError(
+                f"options.variables: the environment variable {missing[0]!r} is not set here"
+            )
         self.version = f"{self.version} sha256:{file.digest[:16]}"
         self._tasks = file.tasks
         self._grader = load_grader(grader)
@@ -76,7 +89,10 @@ class McpTools:
     @validate_call
     def tasks(cls, *, path: Path | None = None) -> Sequence[TaskSpec]:
         """Return the tasks of the file, in its order."""
-        return [TaskSpec(task.task_id, task.split, task.category) for task in load_tasks(path).tasks.values()]
+        return [
+            TaskSpec(task.task_id, task.split, task.category)
+            for task in load_tasks(path).tasks.values()
+        ]
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task."""
@@ -109,7 +125,9 @@ class McpTools:
         self._current()
         names = [tool.name for tool in self._listed[self._server, self._show]]
         if call.name not in names:
-            return refuse_move(f"There is no tool {clip(readable(call.name))!r}. There are: {', '.join(names)}.")
+            return refuse_move(
+                f"There is no tool {clip(readable(call.name))!r}. There are: {', '.join(names)}."
+            )
         arguments = parse_arguments(call)
         if arguments is None:
             return refuse_move(
@@ -128,7 +146,9 @@ class McpTools:
         except EnvironmentFailure:
             raise
         except Exception as error:
-            raise EnvironmentFailure(f"the grader failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFailure(
+                f"the grader failed: {type(error).__name__}: {error}"
+            ) from error
         await self.close()
         return Step("", reward=reward, terminated=True, success=reward >= 1)
 
@@ -152,7 +172,9 @@ class McpTools:
 
     def _current(self) -> McpTask:
         if self._task is None:
-            raise EnvironmentFailure("no episode has begun, or it is over: reset before the next step")
+            raise EnvironmentFailure(
+                "no episode has begun, or it is over: reset before the next step"
+            )
         return self._task
 
 
@@ -161,7 +183,9 @@ def parse_arguments(call: ToolCall) -> dict[str, Any] | None:
     if len(call.arguments) > MAX_ARGUMENT_CHARS:
         return None
     try:
-        arguments = json.loads(call.arguments or "{}", parse_int=_parse_bounded_int, parse_constant=_refuse)
+        arguments = json.loads(
+            call.arguments or "{}", parse_int=_parse_bounded_int, parse_constant=_refuse
+        )
     except (ValueError, RecursionError):
         return None
     return _write_value(arguments) if isinstance(arguments, dict) else None

@@ -90,7 +90,9 @@ class Session:
             result = await client.call_tool(name, dict(arguments))
         except MCPError as error:
             if error.error.code in SERVERS_FAULT:
-                raise EnvironmentFailure(f"the MCP server failed in {name}: {error.error.message}") from error
+                raise EnvironmentFailure(
+                    f"the MCP server failed in {name}: {error.error.message}"
+                ) from error
             return f"Error: {error.error.message}"
         except Exception as error:
             raise EnvironmentFailure(f"the MCP server failed in {name}: {leaf(error)}") from error
@@ -120,7 +122,9 @@ class Session:
     async def _hold(self, connected: "asyncio.Future[Client]") -> None:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(scratch())
-            stderr = stack.enter_context((folder / "stderr").open("w+", encoding="utf-8", errors="replace"))
+            stderr = stack.enter_context(
+                (folder / "stderr").open("w+", encoding="utf-8", errors="replace")
+            )
             try:
                 client = await stack.enter_async_context(await self._make(stack, folder, stderr))
                 if not connected.done():  # who waited for it may have been cancelled
@@ -129,7 +133,9 @@ class Session:
             # The failure is the episode's: `connected` passes it on, or the next call fails.
             except Exception as error:  # noqa: BLE001
                 if not connected.done():
-                    connected.set_exception(EnvironmentFailure(f"no MCP server: {leaf(error)}{tail(stderr)}"))
+                    connected.set_exception(
+                        EnvironmentFailure(f"no MCP server: {leaf(error)}{tail(stderr)}")
+                    )
                     connected.exception()  # nobody may be waiting any more
 
     async def _make(self, stack: AsyncExitStack, folder: Path, stderr: TextIO) -> Client:
@@ -143,7 +149,13 @@ class Session:
         work = folder / "work"
         work.mkdir()
         # Bound to this process: a killed actor leaves no server behind.
-        command = [sys.executable, "-m", "horizonrl.common.children", str(os.getpid()), *self._server.command]
+        command = [
+            sys.executable,
+            "-m",
+            "horizonrl.common.children",
+            str(os.getpid()),
+            *self._server.command,
+        ]
         parameters = StdioServerParameters(
             command=command[0],
             args=command[1:],
@@ -191,5 +203,7 @@ def select_tools(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
     """Return the tools of these names; all of them without names. Raises EnvironmentFailure for an unknown one."""
     listed = {tool.name: tool for tool in tools}
     if missing := [name for name in names if name not in listed]:
-        raise EnvironmentFailure(f"the MCP server has no tool {missing[0]!r}; it has {', '.join(listed)}")
+        raise EnvironmentFailure(
+            f"the MCP server has no tool {missing[0]!r}; it has {', '.join(listed)}"
+        )
     return [listed[name] for name in names or listed]

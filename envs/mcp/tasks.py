@@ -61,7 +61,9 @@ class TaskFile:
 def load_tasks(path: Path | None) -> TaskFile:
     """Read a file of tasks, one JSON object per line. Raises ConfigError."""
     if path is None:
-        raise ConfigError(f"an mcp environment needs options.path: a file with one task per line, such as {FORM}")
+        raise ConfigError(
+            f"an mcp environment needs options.path: a file with one task per line, such as {FORM}"
+        )
     return _load(path)
 
 
@@ -80,7 +82,9 @@ def _load(path: Path) -> TaskFile:
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{path}, line {number}: {key} {first['msg']}; a task is {FORM}") from None
+            raise ConfigError(
+                f"{path}, line {number}: {key} {first['msg']}; a task is {FORM}"
+            ) from None
         if task.task_id in tasks:
             raise ConfigError(f"{path}, line {number}: there is a task {task.task_id!r} already")
         tasks[task.task_id] = task
@@ -97,7 +101,9 @@ def load_grader(reference: str) -> Grader:
     try:
         grader: Grader = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"options.grader is {reference!r}, which cannot be imported: {error}") from None
+        raise ConfigError(
+            f"options.grader is {reference!r}, which cannot be imported: {error}"
+        ) from None
     if not callable(grader):
         raise ConfigError(f"options.grader is {reference!r}, which is no function")
     return grader
@@ -110,5 +116,7 @@ async def grade_answer(grader: Grader, answered: Answered) -> float:
         reward = await reward
     # A bool is a number; None and a text are mistakes, and a NaN would reach the loss.
     if not isinstance(reward, int | float) or not abs(reward) < 1e9:
-        raise TypeError(f"the grader returned {reward!r}: return a number, 1 or more for a solved task")
+        raise TypeError(
+            f"the grader returned {reward!r}: return a number, 1 or more for a solved task"
+        )
     return float(reward)

@@ -18,7 +18,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, did_you_mean
+from horizonrl.common.errors import (
+    ConfigError,
+    EnvironmentFailure,
+    EnvironmentTimeout,
+    did_you_mean,
+)
 from horizonrl.common.scratch import scratch
 from horizonrl.envs.api import Endpoint, Outcome, Split, TaskSpec
 from horizonrl.envs.program.files import LARGEST_BYTES, read_regular, write_new
@@ -27,7 +32,9 @@ from horizonrl.envs.program.functions import absolute, load_function, require_fu
 from horizonrl.envs.program.process import Ended, Limits, clean_environment, run_program
 from horizonrl.envs.program.warm import Function, run_function
 
-EXAMPLE = 'options = { program = "agent.py:solve", tasks = "tasks.jsonl", grader = "agent.py:grade" }'
+EXAMPLE = (
+    'options = { program = "agent.py:solve", tasks = "tasks.jsonl", grader = "agent.py:grade" }'
+)
 GRADE_S = 120.0
 MOST_TASKS = 1_000_000
 TASK, OUTPUT = "task.json", "output.txt"
@@ -125,7 +132,9 @@ class ProgramEnvironment:
     async def drive(self, task_id: str, endpoint: Endpoint) -> None:
         """Play the task to the program's own end; cancelling this kills the program."""
         if task_id not in self._tasks:
-            raise ConfigError(f"{self.env_id} ({self.version}) has no task {task_id!r}: every machine reads the same")
+            raise ConfigError(
+                f"{self.env_id} ({self.version}) has no task {task_id!r}: every machine reads the same"
+            )
         self._task = self._tasks[task_id]
         shown = {key: value for key, value in self._task.items() if key not in self._hidden}
         directory = self._directory = self._scratch()
@@ -161,7 +170,9 @@ class ProgramEnvironment:
         if isinstance(self._play, Function):
             argv = replace(self._play, what="import").command()
             environment = clean_environment(self._directory) | self._given
-            ended = await run_program(argv, self._directory, environment, self._directory / OUTPUT, self._limits)
+            ended = await run_program(
+                argv, self._directory, environment, self._directory / OUTPUT, self._limits
+            )
             if ended.code:
                 raise EnvironmentFailure(f"importing the program {await _end(ended)}")
         elif shutil.which(self._play[0], path=clean_environment(self._directory)["PATH"]) is None:
@@ -178,7 +189,9 @@ class ProgramEnvironment:
             if text is None and not finished:
                 return Verdict(reward=0.0)
             if text is None:
-                raise EnvironmentFailure(f"there is no verdict: the program has not written {self._grader}")
+                raise EnvironmentFailure(
+                    f"there is no verdict: the program has not written {self._grader}"
+                )
             return _parse_verdict(text, f"{self._grader}, which the program writes,")
         court = await asyncio.to_thread(self._court, directory)
         limits = Limits(GRADE_S, self._limits.memory_bytes)
@@ -207,7 +220,12 @@ class ProgramEnvironment:
         return self._held.enter_context(scratch()).resolve()
 
     async def _run(
-        self, what: Command | Function, directory: Path, more: Mapping[str, str], limits: Limits, output: str
+        self,
+        what: Command | Function,
+        directory: Path,
+        more: Mapping[str, str],
+        limits: Limits,
+        output: str,
     ) -> Ended:
         task = {"TASK_FILE": str(directory / TASK)}
         environment = clean_environment(directory) | self._given | task | dict(more)
@@ -244,10 +262,16 @@ def _parse_verdict(text: str, whose: str) -> Verdict:
     try:
         value = json.loads(text)
         # True and False are verdicts too: 1 and 0.
-        return Verdict(reward=value) if isinstance(value, int | float) else Verdict.model_validate(value)
+        return (
+            Verdict(reward=value)
+            if isinstance(value, int | float)
+            else Verdict.model_validate(value)
+        )
     except (ValueError, RecursionError):
         wanted = 'a number up to a billion, or {"reward": 0.5, "success": true}'
-        raise EnvironmentFailure(f"{whose} says {text[:200]!r}, which is no verdict: write {wanted}") from None
+        raise EnvironmentFailure(
+            f"{whose} says {text[:200]!r}, which is no verdict: write {wanted}"
+        ) from None
 
 
 def _require_functions(program: Command | str | None, grader: Command | str) -> None:
@@ -286,19 +310,28 @@ def load_tasks(source: str | None) -> TaskList:
             fields = TaskFields.model_validate(task)
         except ValidationError as error:
             wrong = error.errors()[0]
-            raise ConfigError(f"{source}, task {number}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+            raise ConfigError(
+                f"{source}, task {number}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
+            ) from None
         if fields.id in tasks:
             raise ConfigError(f"{source}, task {number}: the id {fields.id!r} is taken")
         tasks[fields.id] = TypeAdapter(dict[str, Any]).validate_python(task)
     if not tasks:
         raise ConfigError(f"{source} holds no task")
-    return TaskList(tasks=tasks, digest=sha256(json.dumps(list(tasks.values()), sort_keys=True).encode()).hexdigest())
+    return TaskList(
+        tasks=tasks,
+        digest=sha256(json.dumps(list(tasks.values()), sort_keys=True).encode()).hexdigest(),
+    )
 
 
 def _lines(file: Path) -> list[Any]:
     if not file.is_file():
         raise ConfigError(f"no tasks at {file}: a relative path starts at {Path.cwd()}")
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+        return [
+            json.loads(line)
+            for line in file.read_text(encoding="utf-8").split("\n")
+            if line.strip()
+        ]
     except ValueError as error:
         raise ConfigError(f"{file} is no file with one JSON object per line: {error}") from None

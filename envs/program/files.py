@@ -25,7 +25,9 @@ def read_regular(file: Path, tail_bytes: int = 0) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:  # a link, or a socket
-        raise EnvironmentFailure(f"{file.name} is not a regular file that can be read: {error.strerror}") from None
+        raise EnvironmentFailure(
+            f"{file.name} is not a regular file that can be read: {error.strerror}"
+        ) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or os.readlink(f"/proc/self/fd/{descriptor}") != str(file):
         os.close(descriptor)

@@ -52,7 +52,9 @@ def _write(name: str, value: Any) -> None:
         text = json.dumps(value)
     except TypeError as error:  # as text, an object would be graded by its address
         raise TypeError(f"return a text, a number, a list or a dict instead: {error}") from None
-    with contextlib.suppress(FileNotFoundError):  # an agent with a shell may have made something of this name
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # an agent with a shell may have made something of this name
         Path(name).unlink()
     write_new(Path(name), text)
 

@@ -7,7 +7,13 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +33,11 @@ class FromSource(SourceFileLoader):
 def absolute(name: str) -> str:
     """Return a function's name with the whole path of its file: a program runs in another directory."""
     module, colon, function = name.rpartition(":")
-    return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else name
+    return (
+        f"{Path(module).expanduser().resolve()}{colon}{function}"
+        if module.endswith(".py")
+        else name
+    )
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -67,13 +77,17 @@ def require_function(name: str, arguments: int) -> None:
 def _parts(name: str) -> tuple[str, str]:
     source, _, function = name.rpartition(":")
     if not source or not function:
-        raise ConfigError(f"{name!r} names no function: write module:function or path/to/file.py:function")
+        raise ConfigError(
+            f"{name!r} names no function: write module:function or path/to/file.py:function"
+        )
     return source, function
 
 
 def _existing(file: Path) -> Path:
     if not file.is_file():
-        raise ConfigError(f"no file {file}: a relative path starts at the directory in which the command was run")
+        raise ConfigError(
+            f"no file {file}: a relative path starts at the directory in which the command was run"
+        )
     return file
 
 
@@ -100,7 +114,9 @@ def _names(body: Iterable[ast.AST]) -> Iterator[tuple[str, Defined | None]]:
             case ast.ClassDef(name=name):
                 yield name, None
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                yield from ((alias.asname or alias.name.partition(".")[0], None) for alias in aliases)
+                yield from (
+                    (alias.asname or alias.name.partition(".")[0], None) for alias in aliases
+                )
             case ast.Name(id=name, ctx=ast.Store()):
                 yield name, None
             case _:  # an assignment, or a branch
@@ -111,7 +127,11 @@ def _takes(function: Defined, count: int) -> bool:
     arguments = function.args
     most = len(arguments.posonlyargs) + len(arguments.args)
     needs_names = any(default is None for default in arguments.kw_defaults)
-    return most - len(arguments.defaults) <= count and (count <= most or bool(arguments.vararg)) and not needs_names
+    return (
+        most - len(arguments.defaults) <= count
+        and (count <= most or bool(arguments.vararg))
+        and not needs_names
+    )
 
 
 def _from_name(name: str) -> Any:
@@ -164,6 +184,10 @@ def _name(file: Path) -> str:
 def _finder(folder: str) -> FileFinder:
     """Find modules beside the user's file; a virtual environment there has caches of its own."""
     directory = Path(folder)
-    if directory.is_relative_to(sys.prefix) or not any(directory.is_relative_to(users) for users in _uncached):
+    if directory.is_relative_to(sys.prefix) or not any(
+        directory.is_relative_to(users) for users in _uncached
+    ):
         raise ImportError(f"{folder} is not the user's")
-    return FileFinder(folder, (FromSource, SOURCE_SUFFIXES), (ExtensionFileLoader, EXTENSION_SUFFIXES))
+    return FileFinder(
+        folder, (FromSource, SOURCE_SUFFIXES), (ExtensionFileLoader, EXTENSION_SUFFIXES)
+    )

@@ -37,12 +37,18 @@ class Game:
         """Answer the environment. Raises EnvironmentFailure after the end."""
         step: Step = self._call(self._environment.step(readable(text)))
         self.observation, self.reward = step.observation, self.reward + step.reward
-        self.success, self.over, self.turns = step.success, step.terminated or step.truncated, self.turns + 1
+        self.success, self.over, self.turns = (
+            step.success,
+            step.terminated or step.truncated,
+            self.turns + 1,
+        )
         return step
 
     def save(self, file: str = REWARD) -> None:
         """Write the result where environment `program` looks for it if it has no other grader."""
-        Path(file).write_text(json.dumps({"reward": self.reward, "success": self.success}), encoding="utf-8")
+        Path(file).write_text(
+            json.dumps({"reward": self.reward, "success": self.success}), encoding="utf-8"
+        )
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -54,7 +60,12 @@ class Game:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if error is None:
             self.save()
         self.close()

@@ -38,7 +38,9 @@ def main() -> int:
         os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)
         code = os.waitstatus_to_exitcode(_end(keeper))
         if code < 0:
-            os.kill(guard, signal.SIGKILL)  # what the keeper ended with is what its starter hears of
+            os.kill(
+                guard, signal.SIGKILL
+            )  # what the keeper ended with is what its starter hears of
         return code
     _die_with(guard, libc)
     kept = keep()
@@ -134,7 +136,9 @@ def _end(program: int) -> int:
             return status
         if last:
             # In a chain of processes that each start the next one and end, every list is out of date.
-            _kill([heir for heir in range(last + 1, last + 1 + HEIRS) if _parent(heir) == os.getpid()])
+            _kill(
+                [heir for heir in range(last + 1, last + 1 + HEIRS) if _parent(heir) == os.getpid()]
+            )
         else:
             time.sleep(GONE_S)
 
@@ -154,7 +158,9 @@ def _kill(pids: Iterable[int]) -> None:
 def children() -> list[int]:
     """Return the ids of this process's children."""
     pid = os.getpid()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(int(name)) == pid]
+    return [
+        int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(int(name)) == pid
+    ]
 
 
 def _parent(pid: int) -> int | None:

@@ -59,7 +59,11 @@ def keeper_command() -> list[str]:
 
 
 def specification(
-    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path, limits: Limits
+    argv: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    limits: Limits,
 ) -> bytes:
     """Return the line that tells a keeper what to run."""
     spec = {
@@ -81,7 +85,11 @@ async def judge(code: int, directory: Path, output: Path) -> Ended:
 
 
 async def run_program(
-    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path, limits: Limits
+    argv: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    limits: Limits,
 ) -> Ended:
     """Run a program to its end. Cancelling this, or the end of this process, kills it with all that it started.
 
@@ -100,7 +108,9 @@ async def run_program(
             code = await kept.wait()
         return await judge(code, directory, output)
     except TimeoutError:
-        raise EnvironmentTimeout(f"the program ran for longer than {limits.timeout_s:g} s") from None
+        raise EnvironmentTimeout(
+            f"the program ran for longer than {limits.timeout_s:g} s"
+        ) from None
     finally:
         kept.stdin.close()
         if kept.returncode is None:
@@ -123,5 +133,7 @@ async def _wait_for_end(kept: asyncio.subprocess.Process) -> None:
     try:
         async with asyncio.timeout(END_S):
             await kept.wait()
-    except TimeoutError:  # a process that no signal ends waits for the kernel: a disk that does not answer
+    except (
+        TimeoutError
+    ):  # a process that no signal ends waits for the kernel: a disk that does not answer
         kept.kill()

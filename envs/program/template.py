@@ -35,7 +35,9 @@ from horizonrl.envs.program.files import read_regular
 from horizonrl.envs.program.function import call
 from horizonrl.envs.program.functions import load_function
 
-EPISODE_VARIABLES = frozenset({"OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE", "ANSWER_FILE", "PROGRAM_DIRECTORY"})
+EPISODE_VARIABLES = frozenset(
+    {"OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE", "ANSWER_FILE", "PROGRAM_DIRECTORY"}
+)
 BEGUN = b"begun\n"
 NOT_WARM = 75
 IDLE_S = 60.0
@@ -117,9 +119,12 @@ class Template:
             temporary = self._home / f"{MODULES}.{os.getpid()}"
             with contextlib.suppress(OSError):
                 temporary.write_text(
-                    json.dumps([name for name in sys.modules if name not in self._known]), encoding="utf-8"
+                    json.dumps([name for name in sys.modules if name not in self._known]),
+                    encoding="utf-8",
                 )
-                temporary.replace(announced)  # whole at once: the template reads it as soon as it is there
+                temporary.replace(
+                    announced
+                )  # whole at once: the template reads it as soon as it is there
 
     def _begin(self) -> int | None:
         """Fork a keeper and return its descriptor; return None in the program."""
@@ -169,7 +174,11 @@ class Template:
 
     def _sweep(self) -> None:
         """Kill what a killed keeper has left: it has become ours, and its environment need not name the episode."""
-        while stray := set(keeper.children()) - {pid for pid, _ in self._keepers.values()} - set(self._spared):
+        while (
+            stray := set(keeper.children())
+            - {pid for pid, _ in self._keepers.values()}
+            - set(self._spared)
+        ):
             for pid in stray:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -233,7 +242,11 @@ class Fitness:
         if self._read:
             return f"reads {', '.join(sorted(self._read))} while it is imported"
         if (count := len(os.listdir("/proc/self/task"))) > 1:
-            names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+            names = [
+                thread.name
+                for thread in threading.enumerate()
+                if thread is not threading.main_thread()
+            ]
             return f"starts {count - 1} threads while it is imported ({', '.join(names) or 'not in Python'})"
         if opened := _open_files() - self._files:
             return f"leaves open when it is imported: {', '.join(sorted(target for _, target in opened))}"
@@ -249,7 +262,10 @@ class _Variables(dict[bytes, bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+        while frame.f_back is not None and frame.f_globals.get("__name__") in (
+            "os",
+            "collections.abc",
+        ):
             frame = frame.f_back
         if (reader := frame.f_globals.get("__name__")) not in READS_ITS_OWN:
             self._read.add(f"the whole environment (in {reader})")
@@ -272,13 +288,17 @@ def _is_installed(name: str) -> bool:
     installed = [folder for folder in sys.path if Path(folder).is_relative_to(sys.prefix)]
     installed += [folder for folder in sys.path if Path(folder).is_relative_to(sys.base_prefix)]
     with contextlib.suppress(ImportError, ValueError):
-        return importlib.machinery.PathFinder.find_spec(name.partition(".")[0], installed) is not None
+        return (
+            importlib.machinery.PathFinder.find_spec(name.partition(".")[0], installed) is not None
+        )
     return False
 
 
 def _import(names: Iterable[str]) -> None:
     for name in names:
-        with contextlib.suppress(Exception):  # what a program has loaded in another way than by its name
+        with contextlib.suppress(
+            Exception
+        ):  # what a program has loaded in another way than by its name
             importlib.import_module(name)
 
 

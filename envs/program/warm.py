@@ -49,7 +49,15 @@ class Function:
         module = "template" if more else "function"
         # A program may write modules to its directory and to the template's: no grader and no template imports them.
         apart = ["-P", "-s"] if more or self.what == "grade" else []
-        return ["python", *apart, "-m", f"horizonrl.envs.program.{module}", self.what, self.name, *more]
+        return [
+            "python",
+            *apart,
+            "-m",
+            f"horizonrl.envs.program.{module}",
+            self.what,
+            self.name,
+            *more,
+        ]
 
     def edited(self) -> int:
         """Return when the function's file was changed last, if it is named by its file."""
@@ -58,7 +66,11 @@ class Function:
 
 
 async def run_function(
-    function: Function, directory: Path, environment: Mapping[str, str], output: Path, limits: Limits
+    function: Function,
+    directory: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    limits: Limits,
 ) -> Ended:
     """Run a function to its end in a process of its own; cancelling and errors are those of `run_program`."""
     spec = specification(function.command(), directory, environment, output, limits)
@@ -67,7 +79,9 @@ async def run_function(
             async with asyncio.timeout(limits.timeout_s):
                 code = await template.run(spec)
         except TimeoutError:
-            raise EnvironmentTimeout(f"the program ran for longer than {limits.timeout_s:g} s") from None
+            raise EnvironmentTimeout(
+                f"the program ran for longer than {limits.timeout_s:g} s"
+            ) from None
         if code is not None:
             return await judge(code, directory, output)
         if not await asyncio.to_thread(template.ended):
@@ -96,7 +110,9 @@ class Template:
         atexit.register(self.close)
         assert self._keeper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._keeper.stdin.write(specification(argv, directory, environment, self._output, limits))
+            self._keeper.stdin.write(
+                specification(argv, directory, environment, self._output, limits)
+            )
             self._keeper.stdin.flush()
 
     @property
@@ -109,7 +125,11 @@ class Template:
         if self.runs or self._served or self._keeper.returncode == 0:
             return ""
         words = Ended(0, self._output).last_words().rpartition("\n")[2]
-        return words if self._keeper.returncode == NOT_WARM else f"importing it ahead of an episode failed: {words}"
+        return (
+            words
+            if self._keeper.returncode == NOT_WARM
+            else f"importing it ahead of an episode failed: {words}"
+        )
 
     async def run(self, spec: bytes) -> int | None:
         """Play an episode and return its keeper's exit code, or None if the template ended before the episode began."""
@@ -127,7 +147,9 @@ class Template:
             return int(code or -signal.SIGKILL) if began else None
         finally:
             with contextlib.suppress(OSError):
-                if began and not code:  # the keeper ends what it keeps, and then the template hangs up
+                if (
+                    began and not code
+                ):  # the keeper ends what it keeps, and then the template hangs up
                     writer.write_eof()
                     async with asyncio.timeout(END_S):
                         await reader.read()

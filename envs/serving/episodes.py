@@ -82,7 +82,9 @@ class _Episode:
     def is_left(self, now: float) -> bool:
         """Whether the client has probably left the episode: it is over, or has not been called for LEFT_AFTER_S."""
         over = self.last is not None and not self.going
-        return not self.lock.locked() and (over or (not self.way.closes and self.used_at < now - LEFT_AFTER_S))
+        return not self.lock.locked() and (
+            over or (not self.way.closes and self.used_at < now - LEFT_AFTER_S)
+        )
 
 
 class Episodes:
@@ -104,10 +106,15 @@ class Episodes:
         """
         if len(self._episodes) >= self._capacity:
             now = time.monotonic()
-            abandoned = {key: episode.used_at for key, episode in self._episodes.items() if episode.is_left(now)}
+            abandoned = {
+                key: episode.used_at
+                for key, episode in self._episodes.items()
+                if episode.is_left(now)
+            }
             if not abandoned:
                 raise Refusal(
-                    "full", f"the server holds {self._capacity} episodes of {self.env_id}: close one, or wait"
+                    "full",
+                    f"the server holds {self._capacity} episodes of {self.env_id}: close one, or wait",
                 )
             await self.close(min(abandoned, key=abandoned.__getitem__))
         # 53 bits, because a JavaScript client reads ids as doubles.
@@ -122,7 +129,12 @@ class Episodes:
         task_id = episode.task_id if task is None else self._task_id(episode, task)
         async with self._held(episode_id, episode):
             # Not going until the environment has answered: no step is taken in what a failed reset leaves.
-            episode.going, episode.task_id, episode.last_key, episode.total = False, task_id, None, 0.0
+            episode.going, episode.task_id, episode.last_key, episode.total = (
+                False,
+                task_id,
+                None,
+                0.0,
+            )
             episode.last = None
             async with _attributed():
                 episode.observation = await episode.way.host.reset(episode_id, task_id)
@@ -196,13 +208,20 @@ class Episodes:
                 limit_s = ttl_s if episode.begun else min(ttl_s, BEGIN_WITHIN_S)
                 # A call in progress keeps its episode: it has a deadline of its own (`hosts.CALL_S`).
                 if episode.used_at < now - limit_s and not episode.lock.locked():
-                    log.info("episode_expired", env=self.env_id, idle_s=round(time.monotonic() - episode.used_at))
+                    log.info(
+                        "episode_expired",
+                        env=self.env_id,
+                        idle_s=round(time.monotonic() - episode.used_at),
+                    )
                     await self.close(episode_id)
 
     def _find(self, episode_id: int) -> _Episode:
         episode = self._episodes.get(episode_id)
         if episode is None:
-            raise Refusal("unknown_episode", f"no episode {episode_id}: it was closed, has expired or never was")
+            raise Refusal(
+                "unknown_episode",
+                f"no episode {episode_id}: it was closed, has expired or never was",
+            )
         episode.used_at = time.monotonic()
         return episode
 
@@ -211,7 +230,10 @@ class Episodes:
             return task
         named = episode.way.task_named(task) if isinstance(task, int) and task >= 0 else None
         if named is None:
-            raise Refusal("unknown_task", f"{self.env_id} has no task {task!r}: GET /{self.env_id}/tasks lists them")
+            raise Refusal(
+                "unknown_task",
+                f"{self.env_id} has no task {task!r}: GET /{self.env_id}/tasks lists them",
+            )
         return named
 
     def _count(self) -> None:
@@ -224,8 +246,12 @@ async def _attributed() -> AsyncIterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise Refusal("environment_timeout", str(error) or "the environment's own deadline has passed") from None
+        raise Refusal(
+            "environment_timeout", str(error) or "the environment's own deadline has passed"
+        ) from None
     except ConfigError as error:
         raise Refusal("bad_request", str(error)) from None
-    except Exception as error:  # environments may be third-party code, and their failure only breaks the episode
+    except (
+        Exception
+    ) as error:  # environments may be third-party code, and their failure only breaks the episode
         raise Refusal("environment_failed", f"{type(error).__name__}: {error}") from error

@@ -18,7 +18,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def list_names(host: str) -> frozenset[str]:
     """Return the names under which clients may call a server on `host`. An IP address needs no name."""
-    return frozenset({"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
+    return frozenset(
+        {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+    )
 
 
 def guard_handler(handler: Handler, names: Collection[str]) -> Handler:
@@ -34,8 +36,14 @@ def guard_handler(handler: Handler, names: Collection[str]) -> Handler:
         if origin is not None and _name(origin) != host:
             raise web.HTTPForbidden(text=f"pages of {origin!r} may not call this server\n")
         # Browsers send forms and plain text to other origins without a preflight request.
-        if request.method == "POST" and request.body_exists and request.content_type != "application/json":
-            raise web.HTTPUnsupportedMediaType(text=f"a body is application/json, not {request.content_type}\n")
+        if (
+            request.method == "POST"
+            and request.body_exists
+            and request.content_type != "application/json"
+        ):
+            raise web.HTTPUnsupportedMediaType(
+                text=f"a body is application/json, not {request.content_type}\n"
+            )
         return await handler(request)
 
     return answer

@@ -13,7 +13,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from horizonrl.common.children import bound
-from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency
+from horizonrl.common.errors import (
+    ConfigError,
+    EnvironmentFailure,
+    EnvironmentTimeout,
+    MissingDependency,
+)
 from horizonrl.common.lag import turn
 from horizonrl.envs import contract, registry
 from horizonrl.envs.api import Environment, Step
@@ -24,7 +29,10 @@ GRACE_S = 5.0
 """A worker ends a call by itself after CALL_S. One that has not done so after this additional time is stuck."""
 LINE_BYTES = 1 << 24
 """Length limit of a line between the server and a worker, which holds an observation or a reply."""
-ERRORS = {kind.__name__: kind for kind in (ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency)}
+ERRORS = {
+    kind.__name__: kind
+    for kind in (ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency)
+}
 
 
 class Host(Protocol):
@@ -79,7 +87,9 @@ async def _within_limit() -> AsyncIterator[None]:
         async with asyncio.timeout(CALL_S):
             yield
     except TimeoutError as error:
-        raise EnvironmentTimeout(str(error) or f"the environment gave no answer within {CALL_S:g} s") from None
+        raise EnvironmentTimeout(
+            str(error) or f"the environment gave no answer within {CALL_S:g} s"
+        ) from None
 
 
 class WorkerHost:
@@ -152,7 +162,10 @@ class _Worker:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self.dead = False
         self._process = process
@@ -174,7 +187,9 @@ class _Worker:
                 pass_fds=(theirs.fileno(),),
                 # Out of reach of a terminal's Ctrl-C, which is the server's to answer.
                 start_new_session=True,
-                preexec_fn=bound(signal.SIGKILL),  # a worker stuck in a call would not notice that its socket closed
+                preexec_fn=bound(
+                    signal.SIGKILL
+                ),  # a worker stuck in a call would not notice that its socket closed
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
         writer.write(json.dumps(options).encode() + b"\n")
@@ -202,7 +217,9 @@ class _Worker:
                 raise
             self.dead = True
             self._process.kill()
-            raise EnvironmentTimeout(f"no answer within {CALL_S:g} s: the environment's worker was killed") from None
+            raise EnvironmentTimeout(
+                f"no answer within {CALL_S:g} s: the environment's worker was killed"
+            ) from None
         finally:
             self._waiting.pop(number, None)
 
@@ -233,4 +250,6 @@ class _Worker:
     def _bury(self) -> None:
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(EnvironmentFailure("the worker process of the environment died"))
+                answer.set_exception(
+                    EnvironmentFailure("the worker process of the environment died")
+                )

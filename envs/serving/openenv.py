@@ -50,12 +50,16 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     return str(message.get("type")), data
 
 
-async def _answer(episodes: Episodes, episode: int, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+async def _answer(
+    episodes: Episodes, episode: int, kind: str, data: dict[str, Any]
+) -> dict[str, Any]:
     match kind:
         case "reset":
             task = data.get("task_id", data.get("seed"))
             if isinstance(task, bool) or not isinstance(task, int | str | None):
-                raise Refusal("bad_request", f"task_id or seed is {task!r}: a task is a number or an id")
+                raise Refusal(
+                    "bad_request", f"task_id or seed is {task!r}: a task is a number or an id"
+                )
             first = await episodes.reset(episode, task)
             return _write_observation(first, None, False)
         case "step":
@@ -63,11 +67,16 @@ async def _answer(episodes: Episodes, episode: int, kind: str, data: dict[str, A
             if not isinstance(text, str):
                 raise Refusal("bad_request", f"action is {text!r}: it is a text")
             step = (await episodes.step(episode, text)).step
-            return _write_observation(step.observation, step.reward, step.terminated or step.truncated)
+            return _write_observation(
+                step.observation, step.reward, step.terminated or step.truncated
+            )
         case "state":
             return {"type": "state", "data": {"episode_id": str(episode)}}
     raise Refusal("bad_request", f"type is {kind!r}: reset, step, state or close")
 
 
 def _write_observation(text: str, reward: float | None, done: bool) -> dict[str, Any]:
-    return {"type": "observation", "data": {"observation": {"text": text}, "reward": reward, "done": done}}
+    return {
+        "type": "observation",
+        "data": {"observation": {"text": text}, "reward": reward, "done": done},
+    }

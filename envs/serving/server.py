@@ -90,16 +90,29 @@ async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Serve
     registry.require_steps(env_id)
     options = serving.environments[env_id]
     closing, door = await _way(env_id, options, serving, closes=True), make_door(env_id, options)
-    agentgym = await _way(env_id, door.options, serving, closes=door.dialect.closes) if door else None
+    agentgym = (
+        await _way(env_id, door.options, serving, closes=door.dialect.closes) if door else None
+    )
     return _Served(
-        Episodes(env_id, serving.capacity, metrics), closing, door.dialect if door else SERVED, agentgym or closing
+        Episodes(env_id, serving.capacity, metrics),
+        closing,
+        door.dialect if door else SERVED,
+        agentgym or closing,
     )
 
 
 async def _way(env_id: str, options: Mapping[str, Any], serving: Serving, closes: bool) -> Way:
-    if await registry.offers_tools(env_id, options):  # which rejects invalid options, not the first call
-        raise ConfigError(f"{env_id} would be played by calling tools, which are not served: use another `format`")
-    host = WorkerHost(env_id, options, serving.workers) if serving.workers else LocalHost(env_id, options)
+    if await registry.offers_tools(
+        env_id, options
+    ):  # which rejects invalid options, not the first call
+        raise ConfigError(
+            f"{env_id} would be played by calling tools, which are not served: use another `format`"
+        )
+    host = (
+        WorkerHost(env_id, options, serving.workers)
+        if serving.workers
+        else LocalHost(env_id, options)
+    )
     tasks = registry.tasks(env_id, options)
     return Way(host, options, tasks, task_named(env_id, tasks), closes)
 
@@ -143,7 +156,9 @@ class _Served:
 
         return [
             *DialectRoutes(self.episodes, self.agentgym, self.dialect, compatible).routes(base),
-            *DialectRoutes(self.episodes, self.closing, SERVED, compatible).routes(base + SERVED.prefix),
+            *DialectRoutes(self.episodes, self.closing, SERVED, compatible).routes(
+                base + SERVED.prefix
+            ),
             web.get(base or "/", greet),
             web.get(f"{base}/tasks", list_tasks),
             web.get(f"{base}/ws", talk),
@@ -161,15 +176,26 @@ class DialectRoutes:
 
     def routes(self, base: str) -> list[web.RouteDef]:
         """Return the routes that AgentGym's clients call, and its servers' `detail`."""
-        posts = {"create": self._create, "reset": self._reset, "step": self._step, "close": self._close}
+        posts = {
+            "create": self._create,
+            "reset": self._reset,
+            "step": self._step,
+            "close": self._close,
+        }
         gets = {"observation": self._observation, "detail": self._detail}
         if self.dialect.name == "alfworld":
             gets["available_actions"] = self._available_actions
         if self.dialect.name == "wordle":
             gets["filtered_vocab"] = self._vocabulary
         return [
-            *(web.post(f"{base}/{name}", self._answering(name, call)) for name, call in posts.items()),
-            *(web.get(f"{base}/{name}", self._answering(name, call)) for name, call in gets.items()),
+            *(
+                web.post(f"{base}/{name}", self._answering(name, call))
+                for name, call in posts.items()
+            ),
+            *(
+                web.get(f"{base}/{name}", self._answering(name, call))
+                for name, call in gets.items()
+            ),
         ]
 
     def _answering(
@@ -187,7 +213,9 @@ class DialectRoutes:
                 status, body = STATUS[refusal.code], {"error": str(refusal), "code": refusal.code}
                 headers = HEADERS | ({"Retry-After": "1"} if status == 429 else {})
             return web.Response(
-                body=json.dumps(body).encode(), status=200 if self.compatible else status, headers=headers
+                body=json.dumps(body).encode(),
+                status=200 if self.compatible else status,
+                headers=headers,
             )
 
         return answer
@@ -201,7 +229,9 @@ class DialectRoutes:
         if isinstance(task, bool) or not isinstance(task, int | str | None):
             raise Refusal("bad_request", f"{self.dialect.task} is {task!r}: a task is a number")
         if task is None and self.dialect.needs_task:
-            raise Refusal("bad_request", f"the body has no {self.dialect.task}: it is the number of the task")
+            raise Refusal(
+                "bad_request", f"the body has no {self.dialect.task}: it is the number of the task"
+            )
         episode = self._episode(body)
         return self.dialect.write_reset(episode, await self.episodes.reset(episode, task))
 
@@ -217,7 +247,9 @@ class DialectRoutes:
         return self.dialect.closed(await self.episodes.close(self._episode(await _body(request))))
 
     async def _observation(self, request: web.Request) -> Any:
-        return self.dialect.write_observation(self.episodes.observation(self._episode(request.query)))
+        return self.dialect.write_observation(
+            self.episodes.observation(self._episode(request.query))
+        )
 
     async def _detail(self, request: web.Request) -> Any:
         episode = self._episode(request.query)
@@ -240,7 +272,10 @@ class DialectRoutes:
         if isinstance(episode, str) and episode.isdecimal() and len(episode) < 20:
             episode = int(episode)
         if isinstance(episode, bool) or not isinstance(episode, int):
-            raise Refusal("bad_request", f"{self.dialect.key} is {episode!r}: it is the number that /create answered")
+            raise Refusal(
+                "bad_request",
+                f"{self.dialect.key} is {episode!r}: it is the number that /create answered",
+            )
         return episode
 
 

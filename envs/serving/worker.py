@@ -85,7 +85,9 @@ async def _prepare(prepare: Callable[[], bool], calls: _Calls) -> None:
         log.warning("environment_not_prepared", error=repr(error))
 
 
-async def _answer(host: LocalHost, lines: Lines, number: int, call: str, episode: int, text: str) -> None:
+async def _answer(
+    host: LocalHost, lines: Lines, number: int, call: str, episode: int, text: str
+) -> None:
     error, value = None, await _result(host, call, episode, text)
     if isinstance(value, Exception):
         kind = type(value).__name__

@@ -57,19 +57,27 @@ class Delayed:
             self.call = partial(self._call, user)
 
     @classmethod
-    def wrapped(cls, *, env: str | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def wrapped(
+        cls, *, env: str | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """Return the id and the options of the environment that plays. Raises ConfigError if it cannot be delayed."""
         if env is None:
-            raise ConfigError('delayed needs an environment to delay: set options.env, such as "textcraft"')
+            raise ConfigError(
+                'delayed needs an environment to delay: set options.env, such as "textcraft"'
+            )
         if env == cls.env_id:
-            raise ConfigError("delayed cannot delay itself: set options.env to the environment that plays")
+            raise ConfigError(
+                "delayed cannot delay itself: set options.env to the environment that plays"
+            )
         if registry.drives_itself(env):
             raise ConfigError(f"delayed cannot delay {env!r}, which drives itself: nobody steps it")
         return env, options or {}
 
     @classmethod
     @validate_call
-    def tasks(cls, *, env: str | None = None, options: dict[str, Any] | None = None) -> Sequence[TaskSpec]:
+    def tasks(
+        cls, *, env: str | None = None, options: dict[str, Any] | None = None
+    ) -> Sequence[TaskSpec]:
         """Return the tasks of the other environment."""
         return registry.tasks(*cls.wrapped(env=env, options=options))
 

@@ -12,7 +12,11 @@ def next_move(messages: list[dict[str, str]]) -> str:
     """Keep the right hand on the wall: try right, ahead, left and back, seen from the last move."""
     walls = re.findall(r"Walls: ([\w, ]+)\.", messages[-1]["content"])
     blocked = walls[-1].split(", ") if walls else []
-    moves = [message["content"].removeprefix("move ") for message in messages if message["role"] == "assistant"]
+    moves = [
+        message["content"].removeprefix("move ")
+        for message in messages
+        if message["role"] == "assistant"
+    ]
     heading = CLOCKWISE.index(moves[-1]) if moves else 0
     ways = [CLOCKWISE[(heading + turn) % 4] for turn in (1, 0, 3, 2)]
     return next(way for way in ways if way not in blocked)
@@ -28,7 +32,13 @@ class Endpoint(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         message = {"role": "assistant", "content": f"move {next_move(request['messages'])}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        self._send({"id": "reply", "choices": [choice], "usage": {"prompt_tokens": 0, "completion_tokens": 2}})
+        self._send(
+            {
+                "id": "reply",
+                "choices": [choice],
+                "usage": {"prompt_tokens": 0, "completion_tokens": 2},
+            }
+        )
 
     def _send(self, answer: dict[str, object]) -> None:
         body = json.dumps(answer).encode()

@@ -36,7 +36,9 @@ class Digits(Environment):
     def step(self, action: Say, timeout_s: float | None = None, **_: Any) -> Heard:
         self._state.step_count += 1
         won = action.message.strip() == str(self._hidden)
-        text = "right" if won else "higher" if action.message.strip() < str(self._hidden) else "lower"
+        text = (
+            "right" if won else "higher" if action.message.strip() < str(self._hidden) else "lower"
+        )
         return Heard(text=text, reward=float(won), done=won or self._state.step_count == 5)
 
     @property

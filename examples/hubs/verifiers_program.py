@@ -44,7 +44,9 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
     ) -> vf.ProgramResult:
         """Send the conversation so far and let verifiers record the reply."""
         if mcp_urls:
-            raise ValueError(f"this harness has no tools, and the task serves {', '.join(mcp_urls)}")
+            raise ValueError(
+                f"this harness has no tools, and the task serves {', '.join(mcp_urls)}"
+            )
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -58,7 +60,9 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
                 json={"model": ctx.model, "messages": messages},
             )
         failed = answer.status_code != httpx.codes.OK
-        return vf.ProgramResult(exit_code=int(failed), stdout="", stderr=answer.text if failed else "")
+        return vf.ProgramResult(
+            exit_code=int(failed), stdout="", stderr=answer.text if failed else ""
+        )
 
 
 def seats(taskset: str) -> dict[str, Any]:
@@ -78,13 +82,17 @@ async def play(taskset: str, number: int, options: dict[str, Any]) -> vf.Episode
     task = next(itertools.islice(iter(environment.taskset), number, None), None)
     if task is None:
         raise SystemExit(f"taskset {taskset!r} has no task {number}")
-    client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
+    client = vf.EvalClientConfig(
+        base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY"
+    )
     async with environment.serving():
         return await environment.run_episode(task, vf.ModelContext(model=MODEL, client=client))
 
 
 def main() -> int:
-    sys.path.insert(0, str(Path(__file__).parent))  # verifiers imports the harness by its module's name
+    sys.path.insert(
+        0, str(Path(__file__).parent)
+    )  # verifiers imports the harness by its module's name
     sys.path.insert(0, os.getcwd())
     task = json.loads(Path("task.json").read_text())
     episode = asyncio.run(play(task["taskset"], task["number"], task.get("options", {})))

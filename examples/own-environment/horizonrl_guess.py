@@ -42,7 +42,9 @@ class Guess:
     version: ClassVar[str] = "1"  # change it when rules or tasks change: every group records it
 
     @validate_call
-    def __init__(self, *, format: ActionFormat = "react", max_guesses: Annotated[int, Field(ge=1)] = 10) -> None:
+    def __init__(
+        self, *, format: ActionFormat = "react", max_guesses: Annotated[int, Field(ge=1)] = 10
+    ) -> None:
         self.native = format == "native"  # the agent calls tools
         self._format = format
         self._max_guesses = max_guesses
@@ -60,7 +62,9 @@ class Guess:
             raise ConfigError(f"guess has no task {task_id!r}: a task is number-00 to number-99")
         self._secret, self._guesses = int(task_id.removeprefix("number-")), 0
         self.low, self.high = NUMBERS[0], NUMBERS[-1]
-        return Observation(f"Find a number from 0 to 99: guess N. {explain(self._format, COMMANDS)}")
+        return Observation(
+            f"Find a number from 0 to 99: guess N. {explain(self._format, COMMANDS)}"
+        )
 
     async def step(self, text: str) -> Step:
         return self._follow(read_action(text, self._format, COMMANDS))
@@ -117,4 +121,6 @@ class Expert:
 
     def reply(self, observation: str) -> Reply:
         low, high = self._game.low, self._game.high
-        return write_reply(f"guess {(low + high) // 2}", f"It is from {low} to {high}.", self._format, COMMANDS)
+        return write_reply(
+            f"guess {(low + high) // 2}", f"It is from {low} to {high}.", self._format, COMMANDS
+        )

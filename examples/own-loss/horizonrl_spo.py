@@ -8,7 +8,9 @@ from torch import Tensor
 from horizonrl.learner.algorithm.loss import LossInputs, importance
 
 
-def spo(logprobs_N: Tensor, inputs: LossInputs, options: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+def spo(
+    logprobs_N: Tensor, inputs: LossInputs, options: Mapping[str, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return −(r A − |A| (r − 1)² / 2ε) of each token, with ε = `epsilon`, and its penalty."""
     ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
     penalty_N = advantages_N.abs() * (ratio_N - 1.0) ** 2 / (2.0 * options["epsilon"])

@@ -14,7 +14,11 @@ final_answer(2 + 3)
 
 def solve(task: dict[str, Any]) -> Any:
     """Play one task; what is returned goes to `grade`."""
-    model = OpenAIModel("policy", os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
+    model = OpenAIModel(
+        "policy", os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"]
+    )
     templates = EMPTY_PROMPT_TEMPLATES | {"system_prompt": SYSTEM}
-    agent = CodeAgent(tools=[], model=model, prompt_templates=templates, max_steps=2, verbosity_level=0)
+    agent = CodeAgent(
+        tools=[], model=model, prompt_templates=templates, max_steps=2, verbosity_level=0
+    )
     return agent.run(task["question"])

@@ -117,7 +117,9 @@ def gae(rewards_S: Floats, values_S: Floats, discount: float, decay: float) -> F
     return to_go(rewards_S + discount * np.append(values_S[1:], 0.0) - values_S, discount * decay)
 
 
-def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: VtraceAdvantage) -> tuple[Floats, Floats]:
+def vtrace(
+    rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: VtraceAdvantage
+) -> tuple[Floats, Floats]:
     """Return the advantages r_k + γ v_{k+1} − V_k and the targets v_k of V-trace (IMPALA, arXiv 1802.01561, eq. 1).
 
     v_k = V_k + ρ_k δ_k + γ c_k (v_{k+1} − V_{k+1}), ρ = min(ρ̄, w), c = λ min(c̄, w). IMPALA also weighs the
@@ -179,7 +181,9 @@ class ScoredEpisode:
         return earned_K if self.untrained_K is None else earned_K + self.untrained_K
 
 
-def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objective: Objective) -> list[Estimate]:
+def estimates(
+    traces: Sequence[Trace], scores: Sequence[Scores] | None, objective: Objective
+) -> list[Estimate]:
     """Return what each trace is trained with. `scores` has one entry per trace if `objective.needs_scores`.
 
     Demonstrations are cloned: they take part in no comparison, and their advantages are 0.
@@ -189,17 +193,26 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
         first = traces[indices[0]]
         if not first.demo:
             picked = [scores[index] for index in indices] if scores else None
-            groups[first.group].append(_played(indices, [traces[index] for index in indices], picked, objective))
+            groups[first.group].append(
+                _played(indices, [traces[index] for index in indices], picked, objective)
+            )
     made: dict[int, Estimate] = {}
     for episodes in groups.values():
-        for episode, estimate in zip(episodes, _estimated(episodes, objective.advantage), strict=True):
-            made |= _by_trace(episode, estimate, [traces[index].trained_tokens for index in episode.indices])
+        for episode, estimate in zip(
+            episodes, _estimated(episodes, objective.advantage), strict=True
+        ):
+            made |= _by_trace(
+                episode, estimate, [traces[index].trained_tokens for index in episode.indices]
+            )
     if objective.advantage.kind in WHITENED:
         # Masked episodes carry no loss: were they counted, the tokens that are trained would not have mean 0.
         masks = objective.advantage.truncated == "mask"
         trained = [index for index in made if not (masks and traces[index].truncated)]
         made = _whitened(made, trained)
-    return [made.get(index) or _untargeted(np.zeros(trace.trained_tokens)) for index, trace in enumerate(traces)]
+    return [
+        made.get(index) or _untargeted(np.zeros(trace.trained_tokens))
+        for index, trace in enumerate(traces)
+    ]
 
 
 def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> bool:
@@ -215,7 +228,10 @@ def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -
         return True
     # With credit by turn, a discount or a cost spreads the turns of each episode; equal episodes still teach nothing.
     first, *others = credits
-    equal = all(len(picked) == len(first) and np.allclose(picked, first, rtol=0, atol=STD_FLOOR) for picked in others)
+    equal = all(
+        len(picked) == len(first) and np.allclose(picked, first, rtol=0, atol=STD_FLOOR)
+        for picked in others
+    )
     return not equal and max(values) - min(values) > STD_FLOOR
 
 
@@ -224,11 +240,16 @@ WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")
 
 
 def _played(
-    indices: Sequence[int], traces: Sequence[Trace], scores: Sequence[Scores] | None, objective: Objective
+    indices: Sequence[int],
+    traces: Sequence[Trace],
+    scores: Sequence[Scores] | None,
+    objective: Objective,
 ) -> ScoredEpisode:
     """Join an episode's traces. The tokens of a turn stay together, because a turn stands in one branch."""
     masks = [trace.mask_L for trace in traces]
-    places_N = np.concatenate([trace.turns_L[mask_L] for trace, mask_L in zip(traces, masks, strict=True)])
+    places_N = np.concatenate(
+        [trace.turns_L[mask_L] for trace, mask_L in zip(traces, masks, strict=True)]
+    )
     order_N = np.argsort(places_N, kind="stable")
 
     def joined(columns: Sequence[NDArray[Any]]) -> Floats:
@@ -240,31 +261,46 @@ def _played(
     zeros_N = np.zeros(len(mu_N))
     picked = Scores(zeros_N, zeros_N, zeros_N, zeros_N)
     if scores is not None:
-        picked = Scores(*(joined([getattr(score, field.name) for score in scores]) for field in fields(Scores)))
+        picked = Scores(
+            *(joined([getattr(score, field.name) for score in scores]) for field in fields(Scores))
+        )
     turns_N, untrained_K = np.cumsum(begins_N) - 1, None
     if traces[0].episode is not None:
-        turns_N, untrained_K = places_N[order_N].astype(np.int64), traces[0].rewards_K.astype(np.float64)
+        turns_N, untrained_K = (
+            places_N[order_N].astype(np.int64),
+            traces[0].rewards_K.astype(np.float64),
+        )
         untrained_K[turns_N] = 0.0
     # μ and not π: the tokens are samples of μ, so that this estimates KL(μ ‖ π_ref).
-    penalties_N = -objective.reference.kl * (mu_N - picked.reference_N) if objective.penalised else zeros_N
+    penalties_N = (
+        -objective.reference.kl * (mu_N - picked.reference_N) if objective.penalised else zeros_N
+    )
     return ScoredEpisode(
         indices=tuple(indices),
         order_N=order_N,
-        rewards_N=joined([trace.rewards_L[mask_L] for trace, mask_L in zip(traces, masks, strict=True)]),
+        rewards_N=joined(
+            [trace.rewards_L[mask_L] for trace, mask_L in zip(traces, masks, strict=True)]
+        ),
         penalties_N=penalties_N,
         turns_N=turns_N,
         first_J=np.flatnonzero(begins_N),
         untrained_K=untrained_K,
         mu_N=mu_N,
         scores=picked,
-        states_K=traces[0].states or ("",) * (int(begins_N.sum()) if untrained_K is None else len(untrained_K)),
+        states_K=traces[0].states
+        or ("",) * (int(begins_N.sum()) if untrained_K is None else len(untrained_K)),
     )
 
 
-def _by_trace(episode: ScoredEpisode, estimate: Estimate, tokens: Sequence[int]) -> dict[int, Estimate]:
+def _by_trace(
+    episode: ScoredEpisode, estimate: Estimate, tokens: Sequence[int]
+) -> dict[int, Estimate]:
     """Give each trace of an episode, by its index, what its own tokens are trained with."""
     advantages_N, targets_N = np.empty(sum(tokens)), np.empty(sum(tokens))
-    advantages_N[episode.order_N], targets_N[episode.order_N] = estimate.advantages_N, estimate.targets_N
+    advantages_N[episode.order_N], targets_N[episode.order_N] = (
+        estimate.advantages_N,
+        estimate.targets_N,
+    )
     ends = pairwise(np.cumsum([0, *tokens]))
     parts = [Estimate(advantages_N[start:end], targets_N[start:end]) for start, end in ends]
     return dict(zip(episode.indices, parts, strict=True))
@@ -315,7 +351,9 @@ def _compared(
     beside = by_state(rewards, [episode.states_K for episode in group], compare, discount)
     made = []
     for episode, beside_K, (start, end) in zip(group, beside, pairwise(ends), strict=True):
-        own_K = np.broadcast_to(compared_M[start:end], episode.turns)  # one credit per episode, or one per turn
+        own_K = np.broadcast_to(
+            compared_M[start:end], episode.turns
+        )  # one credit per episode, or one per turn
         if state_weight:
             own_K = own_K + state_weight * beside_K
         own_N = own_K[episode.turns_N]
@@ -327,9 +365,17 @@ def _compared(
 
 
 def _otb(group: Sequence[ScoredEpisode], settings: AdvantageSection) -> list[Estimate]:
-    credits = [np.broadcast_to(_credits(episode.rewards_by_turn(), settings), episode.turns) for episode in group]
-    returns = [credits_K[episode.turns_N] for credits_K, episode in zip(credits, group, strict=True)]
-    energies = [1.0 - 2.0 * np.exp(episode.scores.logprobs_N) + episode.scores.collisions_N for episode in group]
+    credits = [
+        np.broadcast_to(_credits(episode.rewards_by_turn(), settings), episode.turns)
+        for episode in group
+    ]
+    returns = [
+        credits_K[episode.turns_N] for credits_K, episode in zip(credits, group, strict=True)
+    ]
+    energies = [
+        1.0 - 2.0 * np.exp(episode.scores.logprobs_N) + episode.scores.collisions_N
+        for episode in group
+    ]
     return [_untargeted(advantages_N) for advantages_N in optimal_token_baseline(returns, energies)]
 
 
@@ -358,7 +404,9 @@ def _gae(episode: ScoredEpisode, settings: GaeAdvantage) -> Estimate:
         return Estimate(advantages_N, advantages_N + values_N)
     # The value before a turn's first token is the one that has read everything but the turn itself.
     values_K = values_N[episode.first_J]
-    advantages_K = gae(episode.by_turn(rewards_N), values_K, settings.discount, settings.trace_decay)
+    advantages_K = gae(
+        episode.by_turn(rewards_N), values_K, settings.discount, settings.trace_decay
+    )
     return _by_turn(episode, advantages_K, advantages_K + values_K)
 
 
@@ -366,9 +414,13 @@ def _vtrace(episode: ScoredEpisode, settings: VtraceAdvantage) -> Estimate:
     """V-trace over turns, a turn's weight being the geometric mean of its tokens' π/μ."""
     tokens_K = np.diff(np.append(episode.first_J, len(episode.mu_N)))
     # The mean and not the product: over a long turn a product says little (1.1^100 is 13,780).
-    ratios_K = np.exp(np.clip(episode.by_turn(episode.scores.logprobs_N - episode.mu_N) / tokens_K, -20.0, 20.0))
+    ratios_K = np.exp(
+        np.clip(episode.by_turn(episode.scores.logprobs_N - episode.mu_N) / tokens_K, -20.0, 20.0)
+    )
     rewards_K = episode.by_turn(episode.rewards_N + episode.penalties_N)
-    return _by_turn(episode, *vtrace(rewards_K, episode.scores.values_N[episode.first_J], ratios_K, settings))
+    return _by_turn(
+        episode, *vtrace(rewards_K, episode.scores.values_N[episode.first_J], ratios_K, settings)
+    )
 
 
 def _by_turn(episode: ScoredEpisode, advantages_K: Floats, targets_K: Floats) -> Estimate:
@@ -389,11 +441,19 @@ def _dpo(group: Sequence[ScoredEpisode], beta: float) -> list[Estimate]:
     # With an odd number of episodes the middle one has no partner, and keeps 0.
     for better, worse in zip(ranked[: len(group) // 2], reversed(ranked), strict=False):
         if group[better].rewards_N.sum() > group[worse].rewards_N.sum():
-            gains = [(e.scores.logprobs_N - e.scores.reference_N).sum() for e in (group[better], group[worse])]
+            gains = [
+                (e.scores.logprobs_N - e.scores.reference_N).sum()
+                for e in (group[better], group[worse])
+            ]
             # At 50 the sigmoid is 1 to the last bit of a float64, and exp is far from its overflow.
-            sides[better] = beta / (1.0 + np.exp(np.clip(beta * (gains[0] - gains[1]), -50.0, 50.0)))
+            sides[better] = beta / (
+                1.0 + np.exp(np.clip(beta * (gains[0] - gains[1]), -50.0, 50.0))
+            )
             sides[worse] = -sides[better]
-    return [_untargeted(np.full(len(episode.mu_N), side)) for episode, side in zip(group, sides, strict=True)]
+    return [
+        _untargeted(np.full(len(episode.mu_N), side))
+        for episode, side in zip(group, sides, strict=True)
+    ]
 
 
 def _whitened(made: Mapping[int, Estimate], trained: Sequence[int]) -> dict[int, Estimate]:
@@ -403,7 +463,10 @@ def _whitened(made: Mapping[int, Estimate], trained: Sequence[int]) -> dict[int,
     tokens = np.concatenate([made[index].advantages_N for index in trained])
     mean, std = tokens.mean(), tokens.std() + STD_FLOOR
     # The targets keep the scale of the rewards: the critic predicts returns, whatever else is in the batch.
-    return {index: Estimate((picked.advantages_N - mean) / std, picked.targets_N) for index, picked in made.items()}
+    return {
+        index: Estimate((picked.advantages_N - mean) / std, picked.targets_N)
+        for index, picked in made.items()
+    }
 
 
 def _untargeted(advantages_N: Floats) -> Estimate:

@@ -126,7 +126,10 @@ def trained_branches(episode: Episode) -> list[tuple[tuple[int, ...], list[tuple
 
 def sampled_by(episode: Episode) -> list[Counter[PolicyVersion]]:
     """Return, for each trace of an episode, how many of its trained tokens each version sampled."""
-    return [sampled_in(turn for _, turn in turns if turn.trained) for _, turns in trained_branches(episode)]
+    return [
+        sampled_in(turn for _, turn in turns if turn.trained)
+        for _, turns in trained_branches(episode)
+    ]
 
 
 def by_episode(traces: Sequence[Trace]) -> list[list[int]]:
@@ -139,7 +142,10 @@ def by_episode(traces: Sequence[Trace]) -> list[list[int]]:
 
 
 def _trace(
-    prompt: Sequence[int], placed: Sequence[tuple[int, Turn]], turn_rewards: Sequence[float], **facts: Any
+    prompt: Sequence[int],
+    placed: Sequence[tuple[int, Turn]],
+    turn_rewards: Sequence[float],
+    **facts: Any,
 ) -> Trace:
     """Return a branch as a trace. The last observation is left out: the policy never read it."""
     ids, turns, versions = list(prompt), [-1] * len(prompt), [-1] * len(prompt)

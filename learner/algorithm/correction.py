@@ -22,7 +22,9 @@ LOG_RATIO_BOUND = 20.0
 
 
 @torch.no_grad()
-def weights(log_ratio_N: Tensor, episodes_N: Tensor, correction: CorrectionSection | None) -> Tensor:
+def weights(
+    log_ratio_N: Tensor, episodes_N: Tensor, correction: CorrectionSection | None
+) -> Tensor:
     """Return each token's weight by the kind of `correction`; 1 without one."""
     match correction:
         case TokenCorrection():
@@ -39,7 +41,9 @@ def weights(log_ratio_N: Tensor, episodes_N: Tensor, correction: CorrectionSecti
 
 
 @torch.no_grad()
-def kept(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, settings: CorrectionSection) -> Tensor | None:
+def kept(
+    log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, settings: CorrectionSection
+) -> Tensor | None:
     """Return the tokens that pass every mask in use; None if no mask is in use."""
     masks = []
     if settings.geometric_band is not None:
@@ -49,7 +53,9 @@ def kept(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, settings
     if settings.veto_band is not None:
         masks.append(veto_mask(log_ratio_N, episodes_N, settings.veto_band))
     if settings.stale_negative_max is not None:
-        masks.append(stale_negative_mask(log_ratio_N, advantages_N, episodes_N, settings.stale_negative_max))
+        masks.append(
+            stale_negative_mask(log_ratio_N, advantages_N, episodes_N, settings.stale_negative_max)
+        )
     return torch.stack(masks).all(0) if masks else None
 
 
@@ -86,7 +92,9 @@ def veto_mask(log_ratio_N: Tensor, episodes_N: Tensor, band: tuple[float, float]
     return episode_sum(outside_N.to(log_ratio_N.dtype), episodes_N) == 0
 
 
-def stale_negative_mask(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, bound: float) -> Tensor:
+def stale_negative_mask(
+    log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, bound: float
+) -> Tensor:
     """Drop the tokens with A < 0 of the episodes whose mean of log μ − log π is above the bound."""
     # Positive advantages always stay: stale negatives are the dangerous ones.
     return (advantages_N >= 0) | (-episode_mean(log_ratio_N, episodes_N) <= bound)

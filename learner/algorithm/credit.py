@@ -25,7 +25,10 @@ def to_go(rewards_S: Floats, discount: float) -> Floats:
 
 
 def by_state(
-    rewards: Sequence[Floats], states: Sequence[Sequence[str]], compare: Callable[[Floats], Floats], discount: float
+    rewards: Sequence[Floats],
+    states: Sequence[Sequence[str]],
+    compare: Callable[[Floats], Floats],
+    discount: float,
 ) -> list[Floats]:
     """Compare the return from each turn on with those of the group's other turns in the same state.
 
@@ -59,4 +62,6 @@ def optimal_token_baseline(returns: Sequence[Floats], energies: Sequence[Floats]
         weights_N = np.cumsum(np.maximum(energies_N, 0.0)) + CERTAIN
         weighed_T[: len(weights_N)] += returns_N * weights_N
         weights_T[: len(weights_N)] += weights_N
-    return [np.asarray(returns_N - (weighed_T / weights_T)[: len(returns_N)]) for returns_N in returns]
+    return [
+        np.asarray(returns_N - (weighed_T / weights_T)[: len(returns_N)]) for returns_N in returns
+    ]

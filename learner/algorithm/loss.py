@@ -28,7 +28,13 @@ from horizonrl.common.config.objective import (
     OwnLoss,
     PpoLoss,
 )
-from horizonrl.learner.algorithm.correction import LOG_RATIO_BOUND, episode_mean, kept, ratio, weights
+from horizonrl.learner.algorithm.correction import (
+    LOG_RATIO_BOUND,
+    episode_mean,
+    kept,
+    ratio,
+    weights,
+)
 from horizonrl.learner.algorithm.own import own_loss
 
 Weigh = Callable[[Tensor], Tensor]
@@ -120,7 +126,9 @@ def cispo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: CispoLoss, weigh: W
     return -weight_N * inputs.advantages_N * logprobs_N
 
 
-def reinforce_loss(logprobs_N: Tensor, inputs: LossInputs, loss: LossSection, weigh: Weigh) -> Tensor:
+def reinforce_loss(
+    logprobs_N: Tensor, inputs: LossInputs, loss: LossSection, weigh: Weigh
+) -> Tensor:
     """Return −sg(w) A log π, w the correction of π/μ; by default min(r, 2)."""
     weight_N = weigh(logprobs_N.detach() - inputs.logprobs_N)
     return -weight_N * inputs.advantages_N * logprobs_N
@@ -139,7 +147,9 @@ def gspo_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: GspoLoss) -> Tens
     return _beyond(_sequence(logprobs_N, inputs), inputs, loss)
 
 
-def decoupled_ppo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss, weigh: Weigh) -> Tensor:
+def decoupled_ppo_loss(
+    logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss, weigh: Weigh
+) -> Tensor:
     """Return −sg(w) min(ρ A, clip(ρ) A): ρ = π/π_prox, w the correction of π_prox/μ (arXiv 2110.00641)."""
     proximal_N = _proximal(logprobs_N, inputs, loss)
     # π/μ = (π_prox/μ) (π/π_prox): the weight has the staleness and the engines' difference, ρ the drift within the
@@ -212,7 +222,9 @@ def policy_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective)
 
 def _rules(loss: LossSection) -> tuple[LossRule, ClipRule]:
     if isinstance(loss, OwnLoss):
-        return (lambda logprobs_N, inputs, chosen, weigh: own_loss(logprobs_N, inputs, chosen)[0]), never_clipped
+        return (
+            lambda logprobs_N, inputs, chosen, weigh: own_loss(logprobs_N, inputs, chosen)[0]
+        ), never_clipped
     return LOSSES[loss.kind]
 
 
@@ -229,7 +241,10 @@ def _kept(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tenso
 def _sequence(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:
     # In value the geometric mean of the episode; in gradient each token's own π/sg(π), which is 1.
     still_N = logprobs_N.detach()
-    return ratio(episode_mean(still_N - inputs.logprobs_N, inputs.episodes_N)) * (logprobs_N - still_N).exp()
+    return (
+        ratio(episode_mean(still_N - inputs.logprobs_N, inputs.episodes_N))
+        * (logprobs_N - still_N).exp()
+    )
 
 
 def _proximal(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss) -> Tensor:
@@ -241,7 +256,9 @@ def _proximal(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss) ->
     if loss.proximal == "exact":
         return logprobs_N.detach() if loss.updates == 1 else inputs.proximal_N
     # A fresh token has lag 0, which would divide by 0; at lag 1 the factor is 0, and π_prox is μ.
-    behind_N = inputs.lags_N.clamp(min=1).to(logprobs_N.dtype)  # v − v_t, at least 1: v_prox is v − 1
+    behind_N = inputs.lags_N.clamp(min=1).to(
+        logprobs_N.dtype
+    )  # v − v_t, at least 1: v_prox is v − 1
     return torch.lerp(inputs.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
 
 

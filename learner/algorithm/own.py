@@ -84,7 +84,9 @@ def own_weights(log_ratio_N: "Tensor", episodes_N: "Tensor", settings: OwnCorrec
     return weights_N  # type: ignore[no-any-return]
 
 
-def own_loss(logprobs_N: "Tensor", inputs: Any, settings: OwnLoss) -> tuple["Tensor", dict[str, "Tensor"]]:
+def own_loss(
+    logprobs_N: "Tensor", inputs: Any, settings: OwnLoss
+) -> tuple["Tensor", dict[str, "Tensor"]]:
     """Return the loss of each token and the named numbers of each: `function(logprobs_N, inputs, options)`.
 
     `inputs` are `loss.LossInputs`.
@@ -94,11 +96,15 @@ def own_loss(logprobs_N: "Tensor", inputs: Any, settings: OwnLoss) -> tuple["Ten
     loss_N, numbers = returned if isinstance(returned, tuple) else (returned, {})
     _require_tokens(f"loss.kind {settings.kind}", loss_N, logprobs_N, function)
     for name, number_N in numbers.items():
-        _require_tokens(f"loss.kind {settings.kind}, number {name!r},", number_N, logprobs_N, function)
+        _require_tokens(
+            f"loss.kind {settings.kind}, number {name!r},", number_N, logprobs_N, function
+        )
     return loss_N, numbers
 
 
-def _require_tokens(subject: str, value_N: Any, like_N: "Tensor", function: Callable[..., Any]) -> None:
+def _require_tokens(
+    subject: str, value_N: Any, like_N: "Tensor", function: Callable[..., Any]
+) -> None:
     shape = getattr(value_N, "shape", None)
     if shape != like_N.shape or not value_N.isfinite().all():
         is_not = "not finite" if shape == like_N.shape else f"{value_N!r:.100}"
@@ -108,7 +114,9 @@ def _require_tokens(subject: str, value_N: Any, like_N: "Tensor", function: Call
         )
 
 
-def number_names(objective: Objective, probe: Callable[[], tuple["Tensor", Any]]) -> tuple[str, ...]:
+def number_names(
+    objective: Objective, probe: Callable[[], tuple["Tensor", Any]]
+) -> tuple[str, ...]:
     """Return the names of the numbers that the loss of another package measures, by calling it with two tokens.
 
     Raises ConfigError for whatever it raises there.
@@ -116,7 +124,9 @@ def number_names(objective: Objective, probe: Callable[[], tuple["Tensor", Any]]
     loss = objective.loss
     if not isinstance(loss, OwnLoss):
         return ()
-    with attributed(f"loss.kind = {loss.kind!r}", "fails with two tokens", loss.kind.partition(":")[0]):
+    with attributed(
+        f"loss.kind = {loss.kind!r}", "fails with two tokens", loss.kind.partition(":")[0]
+    ):
         try:
             return tuple(own_loss(*probe(), loss)[1])
         except RunFailed as error:

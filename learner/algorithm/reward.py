@@ -30,7 +30,9 @@ def shaped(episode: Episode, settings: RewardSection) -> EpisodeRewards:
     if settings.turn_cost:
         rewards = [reward - settings.turn_cost for reward in rewards]
     if settings.overlong_band is not None:
-        rewards[-1] -= settings.overlong_cost * overlong(episode.generated_tokens, *settings.overlong_band)
+        rewards[-1] -= settings.overlong_cost * overlong(
+            episode.generated_tokens, *settings.overlong_band
+        )
     return rewards
 
 
@@ -49,7 +51,9 @@ def batch_rewards(
     """Return the rewards of every group's valid episodes. Those of demonstrations, which are cloned, are unchanged."""
     rewards = [
         [
-            [turn.reward for turn in episode.turns] if group.ticket.kind is Kind.DEMO else shaped(episode, settings)
+            [turn.reward for turn in episode.turns]
+            if group.ticket.kind is Kind.DEMO
+            else shaped(episode, settings)
             for episode in group.valid_episodes
         ]
         for group in groups

@@ -21,5 +21,7 @@ class Audit:
 
         `gone` has the open tickets that have left the queue. `log_end` must have been read after them.
         """
-        self._suspects = {ticket: min(self._suspects.get(ticket, log_end), log_end) for ticket in gone}
+        self._suspects = {
+            ticket: min(self._suspects.get(ticket, log_end), log_end) for ticket in gone
+        }
         return {ticket for ticket, end in self._suspects.items() if progress.cursor >= end}

@@ -84,15 +84,23 @@ class Curriculum:
         self.adaptive = adaptive
         """Whether the draws follow what the learner announces."""
         self.sources = sources
-        self._sources = {kind: [source for source in sources if kind in source.kinds] for kind in Kind}
+        self._sources = {
+            kind: [source for source in sources if kind in source.kinds] for kind in Kind
+        }
         self._quotas = {
-            kind: quotas([source.weight for source in drawn]) for kind, drawn in self._sources.items() if drawn
+            kind: quotas([source.weight for source in drawn])
+            for kind, drawn in self._sources.items()
+            if drawn
         }
         self._by_category: dict[str, dict[str, list[str]]] = {}
         self._own_tasks: dict[str, frozenset[str]] = {}
 
     def draw(
-        self, kind: Kind, number: int, yields: Sequence[CategoryYield] = (), repeats: Sequence[RepeatedTasks] = ()
+        self,
+        kind: Kind,
+        number: int,
+        yields: Sequence[CategoryYield] = (),
+        repeats: Sequence[RepeatedTasks] = (),
     ) -> tuple[Task, bool]:
         """Return the task of ticket `number` of a kind, and whether it is drawn again because it taught last time.
 
@@ -100,12 +108,16 @@ class Curriculum:
         uniform. Raises ConfigError if no environment has that kind.
         """
         if not self._sources[kind]:
-            raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")
+            raise ConfigError(
+                f"no environment has {kind.value!r} among its kinds: add it to one of the envs"
+            )
         offset, earlier = draw(self._quotas[kind], number, f"{self.seed}/{kind.value}")
         source = self._sources[kind][offset]
         key = f"{self.seed}/{kind.value}/{source.env_id}"
         repeated = next((entry for entry in repeats if entry.env_id == source.env_id), None)
-        if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(repeated, yields):
+        if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(
+            repeated, yields
+        ):
             task_id = repeated.task_ids[_hash(f"{key}/{earlier}/which") % len(repeated.task_ids)]
             if task_id in self._own(source):  # the recipe may have changed since it was announced
                 return Task(env_id=source.env_id, task_id=task_id), True
@@ -114,25 +126,37 @@ class Curriculum:
         task_id = task_ids[permuted(index, len(task_ids), f"{key}/{epoch}")]
         return Task(env_id=source.env_id, task_id=task_id), False
 
-    def _choose(self, source: TaskSource, key: str, yields: Sequence[CategoryYield]) -> Sequence[str]:
+    def _choose(
+        self, source: TaskSource, key: str, yields: Sequence[CategoryYield]
+    ) -> Sequence[str]:
         """Return the tasks of the category that a ticket draws from."""
         shares = self.shares(source.env_id, yields)
         index = bisect_right(list(accumulate(shares.values())), _chance(f"{key}/category"))
         # The last one, if rounding leaves a rest.
         return self._members(source)[list(shares)[min(index, len(shares) - 1)]]
 
-    def explained(self, yields: Sequence[CategoryYield], repeats: Sequence[RepeatedTasks]) -> list[DrawShare]:
+    def explained(
+        self, yields: Sequence[CategoryYield], repeats: Sequence[RepeatedTasks]
+    ) -> list[DrawShare]:
         """Return what each category gets of its environment's train tickets, and the repeated tasks before them."""
         explanations = []
         for env_id in dict.fromkeys(entry.env_id for entry in yields):
-            again = next((entry for entry in repeats if entry.env_id == env_id), RepeatedTasks(env_id=env_id))
+            again = next(
+                (entry for entry in repeats if entry.env_id == env_id), RepeatedTasks(env_id=env_id)
+            )
             share = self.repeated_share(again, yields)
-            explanations.append(DrawShare(env_id, REPEATED_LABEL, share, again.differed, len(again.task_ids)))
-            differed = {entry.category: entry.differed for entry in yields if entry.env_id == env_id}
+            explanations.append(
+                DrawShare(env_id, REPEATED_LABEL, share, again.differed, len(again.task_ids))
+            )
+            differed = {
+                entry.category: entry.differed for entry in yields if entry.env_id == env_id
+            }
             members, rest = self._members(self._source(env_id)), 1.0 - share
             for category, of_rest in self.shares(env_id, yields).items():
                 tasks = len(members[category])
-                explanations.append(DrawShare(env_id, category, rest * of_rest, differed.get(category), tasks))
+                explanations.append(
+                    DrawShare(env_id, category, rest * of_rest, differed.get(category), tasks)
+                )
         return explanations
 
     def shares(self, env_id: str, yields: Sequence[CategoryYield]) -> dict[str, float]:
@@ -156,7 +180,9 @@ class Curriculum:
 
         It rises with their number to REPEATED, and falls with their yield where that is below the best category's.
         """
-        best = max((entry.share for entry in yields if entry.env_id == repeated.env_id), default=1.0)
+        best = max(
+            (entry.share for entry in yields if entry.env_id == repeated.env_id), default=1.0
+        )
         count = len(repeated.task_ids)
         return REPEATED * count / (count + HALF) * min(1.0, repeated.share / best)
 
@@ -185,7 +211,9 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
     It is the shortest block that has exactly these weights, as written in decimals. If that is longer than MAX_BLOCK,
     it is rounded to about MAX_BLOCK, and each source gets at least one ticket.
     """
-    exact = [Fraction(str(weight)) for weight in weights]  # 0.1 is a tenth, not the nearest binary fraction
+    exact = [
+        Fraction(str(weight)) for weight in weights
+    ]  # 0.1 is a tenth, not the nearest binary fraction
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     if sum(whole) // gcd(*whole) <= MAX_BLOCK:
@@ -240,7 +268,9 @@ def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False, states: bool = False) -> list[TaskSource]:
+def sources_of(
+    envs: Iterable[EnvSection], *, demonstrations: bool = False, states: bool = False
+) -> list[TaskSource]:
     """Return each environment with its tasks, checked: it must be able to play the kinds of tickets that it is given.
 
     `demonstrations` says whether the run needs any, `states` whether its advantage compares turns within them. Raises
@@ -254,7 +284,11 @@ def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False, stat
                 f"{env.id} only has demonstrations, and its kinds are {', '.join(env.kinds)}: give it "
                 'kinds = ["demo"], and for the other kinds an environment that can be played'
             )
-        if demonstrations and Kind.DEMO in env.kinds and not registry.has_expert(env.id, env.options):
+        if (
+            demonstrations
+            and Kind.DEMO in env.kinds
+            and not registry.has_expert(env.id, env.options)
+        ):
             raise ConfigError(
                 f"{env.id} has no expert that could demonstrate its tasks: give it kinds = "
                 '["train", "eval"], or set imitation.steps and rl.demos_per_step to 0'
@@ -267,7 +301,11 @@ def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False, stat
         specs = registry.select(env.id, env.split, env.categories, env.options)
         # Interned: a million tasks share a few categories.
         categories = tuple(intern(spec.category) for spec in specs)
-        sources.append(TaskSource(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds, categories))
+        sources.append(
+            TaskSource(
+                env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds, categories
+            )
+        )
     return sources
 
 
@@ -284,7 +322,11 @@ def eval_tasks(schedule: RunSchedule) -> tuple[EvalTask, ...]:
 
 
 def _held_out(env: EnvSection, every: int) -> list[TaskSpec]:
-    specs = [spec for spec in registry.select(env.id, "all", env.categories, env.options) if spec.split == "test"]
+    specs = [
+        spec
+        for spec in registry.select(env.id, "all", env.categories, env.options)
+        if spec.split == "test"
+    ]
     if not specs:
         scope = f" of the categories {', '.join(env.categories)}" if env.categories else ""
         raise ConfigError(

@@ -26,7 +26,9 @@ from horizonrl.common.types import Group, HorizonTurns, Kind, Record, StopReason
 from horizonrl.learner.controller.curriculum import draw, quotas
 
 
-def horizon_turns(schedule: StagedHorizon | FixedHorizon, horizons: Sequence[int], step: int) -> int:
+def horizon_turns(
+    schedule: StagedHorizon | FixedHorizon, horizons: Sequence[int], step: int
+) -> int:
     """Return the horizon in force at RL step `step` (from 0), in turns, under any kind but adaptive and shuffled."""
     if isinstance(schedule, FixedHorizon):
         return horizons[-1]
@@ -39,13 +41,17 @@ def horizon_turns(schedule: StagedHorizon | FixedHorizon, horizons: Sequence[int
     return horizons[0] + (horizons[-1] - horizons[0]) * min(step, last_step) // last_step
 
 
-def shuffled_turns(horizons: Sequence[int], steps_per_stage: int, rl_steps: int, number: int, key: str) -> int:
+def shuffled_turns(
+    horizons: Sequence[int], steps_per_stage: int, rl_steps: int, number: int, key: str
+) -> int:
     """Return the horizon of train ticket `number`: those of `staged`, each with its share of the RL steps.
 
     The draw is that of environments in a mixed run: each block of tickets has every horizon in proportion.
     """
     last = len(horizons) - 1
-    shares = [min(steps_per_stage, max(0, rl_steps - stage * steps_per_stage)) for stage in range(last)]
+    shares = [
+        min(steps_per_stage, max(0, rl_steps - stage * steps_per_stage)) for stage in range(last)
+    ]
     shares.append(max(0, rl_steps - last * steps_per_stage))
     drawn = [(turns, share) for turns, share in zip(horizons, shares, strict=True) if share]
     index, _ = draw(quotas([share for _, share in drawn]), number, f"{key}/horizon")
@@ -79,7 +85,10 @@ def adaptive_rules(config: RunSchedule) -> dict[str, AdaptiveRule]:
     schedule = config.horizon
     if not isinstance(schedule, AdaptiveHorizon):
         return {}
-    return {env.id: AdaptiveRule(config.horizons(env.id), schedule.steps_per_stage) for env in config.envs}
+    return {
+        env.id: AdaptiveRule(config.horizons(env.id), schedule.steps_per_stage)
+        for env in config.envs
+    }
 
 
 class HorizonOutcome(NamedTuple):
@@ -101,7 +110,9 @@ class History(Record):
     """The last growth."""
 
 
-def decide(window: Sequence[Sequence[HorizonOutcome]], turns: int, rule: AdaptiveRule) -> tuple[int, str] | None:
+def decide(
+    window: Sequence[Sequence[HorizonOutcome]], turns: int, rule: AdaptiveRule
+) -> tuple[int, str] | None:
     """Return the next horizon and why, or None to stay.
 
     The horizon grows if the window is full, more than `truncated_above` of its episodes were truncated, and success in
@@ -127,7 +138,9 @@ def decide(window: Sequence[Sequence[HorizonOutcome]], turns: int, rule: Adaptiv
     )
 
 
-def observe(history: History, env_id: str, groups: Sequence[Group], rule: AdaptiveRule, phase_step: int) -> History:
+def observe(
+    history: History, env_id: str, groups: Sequence[Group], rule: AdaptiveRule, phase_step: int
+) -> History:
     """Return the history after RL step `phase_step` consumed `groups` of the environment's train tickets.
 
     Groups with a shorter horizon still arrive after a growth, and are ignored. A longer horizon appears if the run had
@@ -142,7 +155,9 @@ def observe(history: History, env_id: str, groups: Sequence[Group], rule: Adapti
     if (decision := decide(window, turns, rule)) is None:
         return History(turns=turns, window=window, growth=history.growth)
     to_turns, reason = decision
-    growth = HorizonGrowth(env_id=env_id, phase_step=phase_step, from_turns=turns, to_turns=to_turns, reason=reason)
+    growth = HorizonGrowth(
+        env_id=env_id, phase_step=phase_step, from_turns=turns, to_turns=to_turns, reason=reason
+    )
     return History(turns=to_turns, growth=growth)
 
 
@@ -174,7 +189,9 @@ class Histories:
 
     def growths(self) -> tuple[HorizonGrowth, ...]:
         """Return the last growth of each environment whose horizon has grown."""
-        return tuple(history.growth for history in self._by_env.values() if history.growth is not None)
+        return tuple(
+            history.growth for history in self._by_env.values() if history.growth is not None
+        )
 
     def dump(self) -> dict[str, Any]:
         """Return the histories as JSON-able values."""

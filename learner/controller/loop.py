@@ -22,7 +22,14 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.state import CategoryYield, HorizonState, Outcomes, Progress, RepeatedTasks, RunSettings
+from horizonrl.common.state import (
+    CategoryYield,
+    HorizonState,
+    Outcomes,
+    Progress,
+    RepeatedTasks,
+    RunSettings,
+)
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask
@@ -128,7 +135,10 @@ class Controller:
         # Floor first: a ticket that is acknowledged after this look only seems open for one more round.
         floor = (await self.transport.queue()).floor
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
-        gone = {f"{kind.value}-{number:08d}": (kind, number) for kind, number in self._standing.gone(progress, floor)}
+        gone = {
+            f"{kind.value}-{number:08d}": (kind, number)
+            for kind, number in self._standing.gone(progress, floor)
+        }
         # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0
         vanished = self._audit.vanished(progress, set(gone), log_end)
@@ -151,7 +161,11 @@ class Controller:
         """
         issued = {kind: self._queue.known_issued(kind) for kind in Kind}
         ended = {kind: max(progress.reached(kind), progress.settled(kind)) for kind in Kind}
-        return issued if all(ended[kind] <= issued[kind] for kind in Kind) else await self._count_issued()
+        return (
+            issued
+            if all(ended[kind] <= issued[kind] for kind in Kind)
+            else await self._count_issued()
+        )
 
     async def _count_issued(self) -> dict[Kind, int]:
         return {kind: await self._queue.count_issued(kind) for kind in Kind}
@@ -181,7 +195,9 @@ class Controller:
                 log.info("tickets_issued", kind=kind.value, count=count, step=progress.step)
         return issued
 
-    async def _issue_up_to(self, kind: Kind, end: int, progress: Progress, issued: dict[Kind, int]) -> dict[Kind, int]:
+    async def _issue_up_to(
+        self, kind: Kind, end: int, progress: Progress, issued: dict[Kind, int]
+    ) -> dict[Kind, int]:
         """Issue the tickets of a kind below number `end` that have not been issued."""
         if end <= issued[kind]:
             return issued
@@ -227,7 +243,9 @@ class Controller:
         """
         if progress.phase is not Phase.RL or not self.schedule.rl.demos_per_step:
             return 0
-        ahead = min(progress.phase_step + self.schedule.rl.max_staleness + 1, self.schedule.rl.steps)
+        ahead = min(
+            progress.phase_step + self.schedule.rl.max_staleness + 1, self.schedule.rl.steps
+        )
         ends = progress.outcomes.get(Kind.DEMO, Outcomes())
         # A demonstration that ended without being trained is replaced.
         return self.schedule.demos_due(ahead) + ends.settled - ends.trained
@@ -235,10 +253,20 @@ class Controller:
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
         yields, repeats = self._trained_announcements(progress) if train else ((), ())
-        drawn = (self._eval_task(number), False) if evaluation else self.curriculum.draw(kind, number, yields, repeats)
+        drawn = (
+            (self._eval_task(number), False)
+            if evaluation
+            else self.curriculum.draw(kind, number, yields, repeats)
+        )
         task, repeated = drawn
         rollout, exam = self.schedule.rollout, self.schedule.eval
-        horizon = self.horizon(task.env_id, progress, number) if train else exam.horizon if evaluation else None
+        horizon = (
+            self.horizon(task.env_id, progress, number)
+            if train
+            else exam.horizon
+            if evaluation
+            else None
+        )
         return Ticket(
             number=number,
             kind=kind,
@@ -255,11 +283,15 @@ class Controller:
             repeated=repeated,
         )
 
-    def _trained_announcements(self, progress: Progress) -> tuple[Sequence[CategoryYield], Sequence[RepeatedTasks]]:
+    def _trained_announcements(
+        self, progress: Progress
+    ) -> tuple[Sequence[CategoryYield], Sequence[RepeatedTasks]]:
         """Return what the recipe draws by: the learner before a change of it announced other environments too."""
         if not self.curriculum.adaptive:
             return (), ()
-        trained = {source.env_id for source in self.curriculum.sources if Kind.TRAIN in source.kinds}
+        trained = {
+            source.env_id for source in self.curriculum.sources if Kind.TRAIN in source.kinds
+        }
         yields = [entry for entry in progress.yields if entry.env_id in trained]
         return yields, [entry for entry in progress.repeats if entry.env_id in trained]
 
@@ -282,10 +314,15 @@ class Controller:
 
     async def _record_horizons(self, progress: Progress) -> None:
         """Set the key before any ticket has a new horizon, so that no later controller issues a shorter one."""
-        horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.curriculum.sources}
+        horizons = {
+            source.env_id: self.horizon(source.env_id, progress)
+            for source in self.curriculum.sources
+        }
         if horizons != self._recorded.horizons:
             await self._fence.check()
-            log.info("horizons_changed", before=self._recorded.horizons, now=horizons, step=progress.step)
+            log.info(
+                "horizons_changed", before=self._recorded.horizons, now=horizons, step=progress.step
+            )
             self._recorded = self._recorded.model_copy(update={"horizons": horizons})
             await self._state.put(Key.HORIZON, self._recorded)
 
@@ -296,7 +333,12 @@ class Controller:
             self.metrics.set("tickets_outstanding", max(outstanding, 0), kind=kind.value)
             if outstanding < 0:
                 violations -= outstanding
-                log.error("conservation_violated", kind=kind.value, issued=issued[kind], settled=progress.settled(kind))
+                log.error(
+                    "conservation_violated",
+                    kind=kind.value,
+                    issued=issued[kind],
+                    settled=progress.settled(kind),
+                )
         self.metrics.set("conservation_violations", violations)
 
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
@@ -304,10 +346,14 @@ class Controller:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
         for line in self.curriculum.explained(*self._trained_announcements(progress)):
-            self.metrics.set("curriculum_share", line.share, env=line.env_id, category=line.category)
+            self.metrics.set(
+                "curriculum_share", line.share, env=line.env_id, category=line.category
+            )
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
-        self._recorded = HorizonState(phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued)
+        self._recorded = HorizonState(
+            phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued
+        )
         await self._state.put(Key.HORIZON, self._recorded)
         self._reported_at = time.monotonic()
 

@@ -20,9 +20,13 @@ from horizonrl.learner.controller.loop import Controller
 
 async def run_controller(config: RunConfig, service: Service) -> None:
     """Run the controller until SIGTERM or the end of the run."""
-    sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states)
+    sources = sources_of(
+        config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states
+    )
     async with connected(config.run.name, config.broker) as transport:
-        controller = build_controller(config, transport, sources, service.metrics, eval_tasks(config))
+        controller = build_controller(
+            config, transport, sources, service.metrics, eval_tasks(config)
+        )
         async with service.open(config.metrics.host, config.metrics.port, transport):
             service.ready = True
             await until_stopped(controller.run(), service.stopping)
@@ -43,7 +47,9 @@ def build_controller(
         settings=config.settings.model_copy(update={"ticket_key": signer.fingerprint}),
         transport=transport,
         signer=signer,
-        curriculum=Curriculum(config.run.seed, sources, adaptive=config.curriculum.kind == "adaptive"),
+        curriculum=Curriculum(
+            config.run.seed, sources, adaptive=config.curriculum.kind == "adaptive"
+        ),
         metrics=metrics or Metrics(),
         eval_tasks=planned,
     )

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.state import MAX_CATEGORIES, MAX_CATEGORY, MAX_REPEATED, CategoryYield, RepeatedTasks, Yield
+from horizonrl.common.state import (
+    MAX_CATEGORIES,
+    MAX_CATEGORY,
+    MAX_REPEATED,
+    CategoryYield,
+    RepeatedTasks,
+    Yield,
+)
 from horizonrl.common.types import Group, Kind
 from horizonrl.learner.controller.curriculum import TaskSource
 
@@ -40,7 +47,11 @@ class Yields:
         for group in groups:
             task = group.ticket.task
             category = self._category.get((task.env_id, task.task_id))
-            if group.ticket.kind is not Kind.TRAIN or category is None or len(group.valid_episodes) < COMPARED:
+            if (
+                group.ticket.kind is not Kind.TRAIN
+                or category is None
+                or len(group.valid_episodes) < COMPARED
+            ):
                 continue
             varied, repeated = differs(group), self._repeats[task.env_id]
             if group.ticket.repeated:
@@ -49,7 +60,9 @@ class Yields:
                 repeated = repeated.model_copy(update=_fold(repeated, varied))
             else:
                 before = self._yields[task.env_id, category]
-                self._yields[task.env_id, category] = before.model_copy(update=_fold(before, varied))
+                self._yields[task.env_id, category] = before.model_copy(
+                    update=_fold(before, varied)
+                )
             others = tuple(task_id for task_id in repeated.task_ids if task_id != task.task_id)
             kept = (*others, task.task_id)[-MAX_REPEATED:] if varied else others
             self._repeats[task.env_id] = repeated.model_copy(update={"task_ids": kept})
@@ -60,7 +73,9 @@ class Yields:
     def repeats(self) -> tuple[RepeatedTasks, ...]:
         return tuple(self._repeats.values())
 
-    def restore(self, yields: Iterable[Mapping[str, Any]], repeats: Iterable[Mapping[str, Any]] = ()) -> None:
+    def restore(
+        self, yields: Iterable[Mapping[str, Any]], repeats: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
         """Take over what a checkpoint holds; a category or task that the run no longer has is left out."""
         for entry in map(CategoryYield.model_validate, yields):
             if (entry.env_id, entry.category) in self._yields:
@@ -68,7 +83,9 @@ class Yields:
         for repeated in map(RepeatedTasks.model_validate, repeats):
             if repeated.env_id in self._repeats:
                 task_ids = tuple(
-                    task_id for task_id in repeated.task_ids if (repeated.env_id, task_id) in self._category
+                    task_id
+                    for task_id in repeated.task_ids
+                    if (repeated.env_id, task_id) in self._category
                 )
                 self._repeats[repeated.env_id] = repeated.model_copy(update={"task_ids": task_ids})
 
@@ -79,7 +96,12 @@ def followed_categories(sources: Iterable[TaskSource]) -> list[tuple[str, str]]:
     Raises ConfigError for more of them, or longer names, than a progress record holds.
     """
     names = sorted(
-        {(source.env_id, name) for source in sources if Kind.TRAIN in source.kinds for name in source.categories}
+        {
+            (source.env_id, name)
+            for source in sources
+            if Kind.TRAIN in source.kinds
+            for name in source.categories
+        }
     )
     if len(names) > MAX_CATEGORIES:
         raise ConfigError(

@@ -18,7 +18,12 @@ class PausingAdamW(torch.optim.AdamW):
         super().__init__(groups, lr=0.0, fused=True, **settings)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        paused = [parameter for group in self.param_groups if group["lr"] == 0.0 for parameter in group["params"]]
+        paused = [
+            parameter
+            for group in self.param_groups
+            if group["lr"] == 0.0
+            for parameter in group["params"]
+        ]
         gradients = [parameter.grad for parameter in paused]
         for parameter in paused:
             parameter.grad = None

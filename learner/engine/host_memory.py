@@ -30,7 +30,9 @@ class HostMemory:
         if _is_there(tensor):
             return tensor
         if name not in self._rooms:
-            self._rooms[name] = self._room(2 * tensor.numel()).view(torch.bfloat16).view(tensor.shape)
+            self._rooms[name] = (
+                self._room(2 * tensor.numel()).view(torch.bfloat16).view(tensor.shape)
+            )
         self._copying.add(tensor.device)
         return self._rooms[name].copy_(tensor, non_blocking=True)
 

@@ -67,7 +67,11 @@ def _keeping_products(forward: Callable[..., Any], *asked: Any, **named: Any) ->
     if not torch.is_grad_enabled() or hidden is None or hidden.nbytes < WORTH_RECOMPUTING_BYTES:
         return forward(*asked, **named)
     # Nothing in a layer is drawn at random: the model is in evaluation mode.
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
+    options: dict[str, Any] = {
+        "use_reentrant": False,
+        "preserve_rng_state": False,
+        "determinism_check": "none",
+    }
     return checkpoint(forward, *asked, context_fn=_first_and_second_pass, **options, **named)
 
 

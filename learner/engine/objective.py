@@ -56,7 +56,11 @@ class TrainingSample:
 
 
 def build_updates(
-    batch: Batch, scores: Sequence[Scores] | None, objective: Objective, longest_episode_tokens: int, seed: int = 0
+    batch: Batch,
+    scores: Sequence[Scores] | None,
+    objective: Objective,
+    longest_episode_tokens: int,
+    seed: int = 0,
 ) -> list[list[TrainingSample]]:
     """Return the updates of a batch: for each, the samples of whole groups, in the order of the log."""
     # Over the whole batch: neither baselines nor whitening may depend on how it is split into updates.
@@ -67,7 +71,9 @@ def build_updates(
         indices = [index for index, trace in enumerate(batch.traces) if trace.group in minibatch]
         taken = [batch.traces[index] for index in indices]
         # A demonstration is cloned whole, however it ended.
-        masked = [objective.advantage.truncated == "mask" and t.truncated and not t.demo for t in taken]
+        masked = [
+            objective.advantage.truncated == "mask" and t.truncated and not t.demo for t in taken
+        ]
         scales = token_scales(taken, masked, objective.loss, longest_episode_tokens)
         updates.append(
             [
@@ -91,14 +97,20 @@ def _minibatches(groups: Sequence[int], settings: LossSection, key: str) -> list
         # By hash, not by NumPy's generator, whose draws may change from one release to the next (replay).
         order = groups
         if settings.shuffle:
-            keys = {group: xxhash.xxh3_64_intdigest(f"{key}/{epoch}/{group}".encode()) for group in groups}
+            keys = {
+                group: xxhash.xxh3_64_intdigest(f"{key}/{epoch}/{group}".encode())
+                for group in groups
+            }
             order = sorted(groups, key=keys.__getitem__)
         minibatches += [set(part.tolist()) for part in np.array_split(order, parts)]
     return minibatches
 
 
 def token_scales(
-    traces: Sequence[Trace], masked: Sequence[bool], settings: LossSection, longest_episode_tokens: int
+    traces: Sequence[Trace],
+    masked: Sequence[bool],
+    settings: LossSection,
+    longest_episode_tokens: int,
 ) -> list[float]:
     """Return the weight of each trace's tokens by `loss.normalisation`; 0 for a masked trace."""
     # A masked episode leaves the denominator too, unlike a token that `correction` masks.
@@ -137,7 +149,10 @@ def loss_inputs(
 
     def column(values: Sequence[NDArray[Any]], dtype: Any = np.float32) -> Tensor:
         # `concatenate` refuses an empty list, and a micro-batch of padding has no rows.
-        return to_device(np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)]), device)
+        return to_device(
+            np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)]),
+            device,
+        )
 
     # Without a scoring pass no term of the objective reads these columns.
     unscored = [np.zeros(row.trace.trained_tokens) for row in rows]
@@ -156,7 +171,9 @@ def loss_inputs(
     )
 
 
-def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective, *, critic_alone: bool = False) -> Tensor:
+def token_loss(
+    output: ScorerOutput, inputs: LossInputs, objective: Objective, *, critic_alone: bool = False
+) -> Tensor:
     """Return each token's share of the objective, which is to be minimised; if `critic_alone`, without the policy's."""
     loss_N = policy_loss(output.logprobs_N, inputs, objective)
     if objective.loss.entropy > 0:
@@ -176,7 +193,9 @@ def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective, *
 
 def critic_error(output: ScorerOutput, inputs: LossInputs) -> Tensor:
     """Return V − target; 0 where there is no target."""
-    return torch.where(inputs.targets_N.isnan(), 0.0, output.values_N - inputs.targets_N.nan_to_num())
+    return torch.where(
+        inputs.targets_N.isnan(), 0.0, output.values_N - inputs.targets_N.nan_to_num()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +243,9 @@ class LossStats:
 
     def _relative_to(self, log_max: float) -> "LossStats":
         factor = math.exp(self.log_product_max - log_max) if self.episodes else 0.0
-        return replace(self, product=self.product * factor, product_squared=self.product_squared * factor**2)
+        return replace(
+            self, product=self.product * factor, product_squared=self.product_squared * factor**2
+        )
 
     def row(self) -> list[float]:
         """Return the sums as one row, which `read` takes."""
@@ -258,7 +279,9 @@ def mean(total: float, count: float) -> float:
 
 
 @torch.no_grad()
-def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
+def loss_stats(
+    loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objective: Objective
+) -> Tensor:
     """Sum up one micro-batch: the fields of `LossStats`, in float64 and on the device, which is not waited for.
 
     `kl` is the k3 estimate of KL(μ ‖ π), r − 1 − log r, which is unbiased because the tokens are samples of μ.
@@ -271,9 +294,19 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
     fresh_N = (inputs.lags_N == 0) * compared_N
     gap_N = (output.logprobs_N - inputs.logprobs_N).abs()
     clipped_N = policy_clipped(output.logprobs_N, inputs, objective) * compared_N
-    reference_N = k3(output.logprobs_N, inputs.reference_N) if objective.needs_reference else torch.zeros_like(loss_N)
+    reference_N = (
+        k3(output.logprobs_N, inputs.reference_N)
+        if objective.needs_reference
+        else torch.zeros_like(loss_N)
+    )
     columns = [torch.ones_like(loss_N), loss_N, output.entropies_N, compared_N]
-    columns += [ratio_N - compared_N - log_ratio_N, gap_N * compared_N, fresh_N, gap_N * fresh_N, clipped_N]
+    columns += [
+        ratio_N - compared_N - log_ratio_N,
+        gap_N * compared_N,
+        fresh_N,
+        gap_N * fresh_N,
+        clipped_N,
+    ]
     columns += [ratio_N, ratio_N.square(), reference_N * compared_N]
     log_product_E, counted_E = log_products(output.logprobs_N - inputs.logprobs_N, inputs)
     log_max = log_product_E.amax() if inputs.episodes else log_product_E.new_tensor(-math.inf)
@@ -293,9 +326,13 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
 
 def _moving(output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return whether each token moves the policy."""
-    if objective.loss.entropy > 0 or (objective.reference.kl > 0 and objective.reference.place == "loss"):
+    if objective.loss.entropy > 0 or (
+        objective.reference.kl > 0 and objective.reference.place == "loss"
+    ):
         return inputs.scales_N > 0  # both terms reach tokens that a mask drops
-    return ((policy_loss(output.logprobs_N, inputs, objective) != 0) | inputs.demo_N) & (inputs.scales_N > 0)
+    return ((policy_loss(output.logprobs_N, inputs, objective) != 0) | inputs.demo_N) & (
+        inputs.scales_N > 0
+    )
 
 
 def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
@@ -304,7 +341,9 @@ def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Tenso
     # By their places and not by a mask: how many a mask leaves is not known before a GPU has computed it.
     sums_E = log_ratio_N.new_zeros(inputs.episodes, dtype=torch.float64)
     tokens_E = sums_E.index_add(0, inputs.episodes_N, counted_N.double())
-    sums_E = sums_E.index_add(0, inputs.episodes_N, torch.where(counted_N, log_ratio_N, 0.0).double())
+    sums_E = sums_E.index_add(
+        0, inputs.episodes_N, torch.where(counted_N, log_ratio_N, 0.0).double()
+    )
     counted_E = tokens_E > 0
     return torch.where(counted_E, sums_E, -math.inf), counted_E
 
@@ -354,5 +393,7 @@ def step_stats(
         trained_tokens=int(stats.tokens),
         compute_s=compute_s,
         updates=updates,
-        numbers={name: mean(total, stats.compared) for name, total in zip(names, stats.own, strict=True)},
+        numbers={
+            name: mean(total, stats.compared) for name, total in zip(names, stats.own, strict=True)
+        },
     )

@@ -46,7 +46,9 @@ class Leader:
         return self._engine.train_step(batch, lr)
 
     def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        return self._engine.logprob_gap_at(trace, version, weights)  # a model of rank 0 alone: no other rank takes part
+        return self._engine.logprob_gap_at(
+            trace, version, weights
+        )  # a model of rank 0 alone: no other rank takes part
 
     def write_weights(self, path: Path) -> str:
         return self.begin_write_weights(path).result()
@@ -99,7 +101,10 @@ def follow(engine: Engine) -> None:
 def encode_batch(batch: Batch) -> dict[str, Any]:
     """Turn a batch into plain values and bytes; `decode_batch` restores it bit for bit."""
     traces = [
-        {name: np.asarray(getattr(trace, name), dtype).tobytes() for name, dtype in _COLUMNS.items()}
+        {
+            name: np.asarray(getattr(trace, name), dtype).tobytes()
+            for name, dtype in _COLUMNS.items()
+        }
         | {name: getattr(trace, name) for name in _FACTS}
         for trace in batch.traces
     ]

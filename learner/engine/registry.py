@@ -43,7 +43,9 @@ def make_engine(settings: EngineSettings) -> RankEngine:
     _require_known(settings.backend)
     if settings.backend in BACKENDS:
         module, _, function = BACKENDS[settings.backend].partition(":")
-        start = cast(Callable[[EngineSettings], RankEngine], getattr(import_module(module), function))
+        start = cast(
+            Callable[[EngineSettings], RankEngine], getattr(import_module(module), function)
+        )
     else:
         start = load_function("learner.backend", settings.backend, "settings")
     return start(settings)

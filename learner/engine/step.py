@@ -113,19 +113,26 @@ class PolicyGradientEngine:
     def _step(self, batch: Batch, lr: float) -> StepStats:
         started = time.perf_counter()
         if batch.trained_tokens == 0:
-            raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
+            raise ValueError(
+                "a batch without trained tokens makes no step: settle its groups without training"
+            )
         objective = self._settings.objective
         # Not in imitation: the first scoring pass makes the reference, which is the policy at the start of RL.
         scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
         scores = self._twice(lambda: self._score(batch)) if scored else None
         # All updates use the scores from before the first one: π_prox is the policy that the step begins with.
         settings = self._settings
-        updates = build_updates(batch, scores, objective, settings.longest_episode_tokens, settings.seed)
+        updates = build_updates(
+            batch, scores, objective, settings.longest_episode_tokens, settings.seed
+        )
         all_stats, norms, rates = zip(*self._take(updates, batch.version, lr), strict=True)
         # The learner waits for groups now: 1 GB with SmolLM2, which malloc would keep for the next micro-batch.
         give_back_freed(self._backend.device)
         # Each update's loss is a whole, normalised objective and is averaged; the other figures are sums over tokens.
-        stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(norms)))
+        stats = replace(
+            sum(all_stats, LossStats()),
+            loss=mean(sum(stats.loss for stats in all_stats), len(norms)),
+        )
         return step_stats(
             stats,
             updates=len(norms),
@@ -151,11 +158,16 @@ class PolicyGradientEngine:
 
     def _gap(self, trace: Trace, version: int, weights: Path) -> float:
         device = self._backend.device
-        scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device).to(device)
-        scorer.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
+        scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device).to(
+            device
+        )
+        scorer.lm.load_state_dict(
+            load_file(weights), strict=False
+        )  # a tied head has no tensor of its own
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
         gaps_N = (
-            scorer(*self._scorer_inputs(micro_batch)).logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])
+            scorer(*self._scorer_inputs(micro_batch)).logprobs_N
+            - self._tensor(trace.logprobs_L[trace.mask_L])
         ).abs()
         return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
 
@@ -170,7 +182,9 @@ class PolicyGradientEngine:
         """
         wait([self._writing])  # its copy is about to be overwritten
         leads = self.rank == 0
-        policy = copy_policy(self._backend.scorer.lm, self._backend.gather, self._host.copy if leads else None)
+        policy = copy_policy(
+            self._backend.scorer.lm, self._backend.gather, self._host.copy if leads else None
+        )
         self._host.wait()
         if leads:
             self._writing = self._writer.submit(policy.write, path)
@@ -198,7 +212,9 @@ class PolicyGradientEngine:
         self._backend.all_gather(torch.zeros(1, device=self._backend.device))
         return self._saving
 
-    def _write(self, directory: Path | None, tensors: Iterable[tuple[str, Tensor]], facts: dict[str, Any]) -> None:
+    def _write(
+        self, directory: Path | None, tensors: Iterable[tuple[str, Tensor]], facts: dict[str, Any]
+    ) -> None:
         """Write a checkpoint. A rank without a directory takes part in the gathering and keeps nothing."""
         if directory is None:
             deque(tensors, maxlen=0)
@@ -210,7 +226,9 @@ class PolicyGradientEngine:
         if self._reference_version is not None:
             facts["reference_version"] = self._reference_version
             self._reference.write(directory / REFERENCE_FILE)
-        (directory / ENGINE_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True), encoding="utf-8")
+        (directory / ENGINE_FILE).write_text(
+            json.dumps(facts, indent=2, sort_keys=True), encoding="utf-8"
+        )
 
     def _check_saved(self) -> None:
         """Wait until the files that are being written have what they need: whatever they hold may change then."""
@@ -262,7 +280,9 @@ class PolicyGradientEngine:
             if kl_max is not None and mean(taken[0].kl, taken[0].compared) > kl_max:
                 return
 
-    def _update(self, samples: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
+    def _update(
+        self, samples: list[TrainingSample], version: int, lr: float
+    ) -> tuple[LossStats, float, float]:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
         objective = self._settings.objective
         own_stats = self._twice(lambda: self._add_gradients(samples, version, lr))
@@ -318,7 +338,11 @@ class PolicyGradientEngine:
             # Several ranks would have to agree on it, while one of them waits in a collective.
             if self.ranks > 1 or not self._backend.drop_gradients():
                 raise
-            log.warning("out_of_memory", error=str(error), then="the micro-batches of this update are computed again")
+            log.warning(
+                "out_of_memory",
+                error=str(error),
+                then="the micro-batches of this update are computed again",
+            )
         # Not in the handler: its traceback holds the activations.
         torch.cuda.empty_cache()
         return compute()
@@ -336,7 +360,9 @@ class PolicyGradientEngine:
             reference_N = torch.zeros_like(output.logprobs_N)
             if self._reference_version is not None:
                 reference_N = self._reference.forward(*self._scorer_inputs(micro_batch)).logprobs_N
-            rows = torch.stack([output.logprobs_N, reference_N, output.values_N, output.collisions_N]).double()
+            rows = torch.stack(
+                [output.logprobs_N, reference_N, output.values_N, output.collisions_N]
+            ).double()
             ends = np.cumsum([0, *(tokens[index] for index in micro_batch.indices_B)])
             for index, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
                 table[:, starts[index] : starts[index + 1]] = rows[:, start:end]
@@ -361,12 +387,17 @@ class PolicyGradientEngine:
     @cached_property
     def _reference(self) -> FrozenModel:
         device = self._backend.device
-        return FrozenModel(frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device), self._backend)
+        return FrozenModel(
+            frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device),
+            self._backend,
+        )
 
     def _pack(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
         # Every rank computes the whole plan and takes its part: packing is deterministic, so no rank has to be told.
-        return pack(traces, self.ranks, self._settings.micro_batch_tokens, self._backend.scorer.packs)[self.rank]
+        return pack(
+            traces, self.ranks, self._settings.micro_batch_tokens, self._backend.scorer.packs
+        )[self.rank]
 
     def _scorer_inputs(self, micro_batch: MicroBatch) -> list[Tensor]:
         """Return the arguments of the scorer. Demonstrations are scored at temperature 1 (see `EngineSettings`)."""
@@ -374,7 +405,13 @@ class PolicyGradientEngine:
         ids_T, positions_T = self._tensor(micro_batch.ids_T), self._tensor(micro_batch.positions_T)
         # The segments stay on the CPU, which cuts by them.
         segments_S4 = torch.from_numpy(micro_batch.segments_S4)
-        return [ids_T, positions_T, segments_S4, self._tensor(micro_batch.trained_N), self._tensor(temperatures_N)]
+        return [
+            ids_T,
+            positions_T,
+            segments_S4,
+            self._tensor(micro_batch.trained_N),
+            self._tensor(temperatures_N),
+        ]
 
     def _output(self, micro_batch: MicroBatch) -> ScorerOutput:
         return self._backend.forward(*self._scorer_inputs(micro_batch))
@@ -385,7 +422,9 @@ class PolicyGradientEngine:
     def _total(self, own_stats: LossStats) -> LossStats:
         """Add up the statistics of all ranks, in rank order, so that every rank gets the same bits."""
         row = torch.tensor(own_stats.row(), dtype=torch.float64, device=self._backend.device)
-        return sum((LossStats.read(other.tolist()) for other in self._backend.all_gather(row)), LossStats())
+        return sum(
+            (LossStats.read(other.tolist()) for other in self._backend.all_gather(row)), LossStats()
+        )
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the policy's weights under their Hugging Face names; adapters are merged into theirs."""
@@ -419,7 +458,10 @@ def prepare_process(settings: EngineSettings) -> torch.device:
 
 def _take_gpu(threads: int) -> torch.device:
     """Take this rank's GPU, and at least its share of the cores for what is done on the host."""
-    local, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local, ranks = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if ranks > (count := torch.cuda.device_count()):
         raise ConfigError(
             f"learner.ranks is {ranks}, but this process sees {count} GPUs, and each rank needs one: lower "
@@ -449,4 +491,6 @@ def build_scorer(settings: EngineSettings, device: torch.device) -> TokenScorer:
         # host: each operator goes through Python (docs/performance.md).
         keep_products(lm)
     advantage = settings.objective.advantage
-    return TokenScorer(lm, advantage.needs_critic, settings.head_dtype, advantage.kind == "otb", device)
+    return TokenScorer(
+        lm, advantage.needs_critic, settings.head_dtype, advantage.kind == "otb", device
+    )

@@ -35,7 +35,9 @@ class EngineThread:
     @property
     def stalled_s(self) -> float:
         """Seconds that calls have waited for a checkpoint so far: for the thread that writes it, or in the engine."""
-        return self._queued_s + (self._engine.stalled_s if isinstance(self._engine, SavesAside) else 0.0)
+        return self._queued_s + (
+            self._engine.stalled_s if isinstance(self._engine, SavesAside) else 0.0
+        )
 
     async def train_step(self, batch: Batch, lr: float) -> StepStats:
         return await self._call(self._engine.train_step, batch, lr)
@@ -61,7 +63,9 @@ class EngineThread:
             return self._in_time("save", asyncio.wrap_future(begun))
         loop = asyncio.get_running_loop()
         # Submitted now and not when it is awaited: the next training step has to come after it.
-        return self._in_time("save", loop.run_in_executor(self._thread, self._engine.save, directory, state))
+        return self._in_time(
+            "save", loop.run_in_executor(self._thread, self._engine.save, directory, state)
+        )
 
     async def load(self, directory: Path) -> dict[str, Any]:
         return await self._call(self._engine.load, directory)

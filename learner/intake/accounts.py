@@ -53,7 +53,9 @@ class TicketNumbers:
 
     def missing_below(self, number: int) -> int:
         """Return how many numbers below `number` are not in the set."""
-        return number - sum(min(last + 1, number) - first for first, last in self.ranges() if first < number)
+        return number - sum(
+            min(last + 1, number) - first for first, last in self.ranges() if first < number
+        )
 
     def after_missing(self, count: int) -> int:
         """Return the lowest number below which `count` numbers are missing."""
@@ -67,7 +69,9 @@ class TicketNumbers:
     def ranges(self, start: int = 0, limit: int | None = None) -> tuple[tuple[int, int], ...]:
         """Return the ranges (first, last), both inclusive, of the numbers from `start` on; the lowest `limit` ones."""
         index = max(0, bisect_right(self._firsts, start) - 1)
-        stop = None if limit is None else index + limit + 1  # the range at `place` may lie below `start`
+        stop = (
+            None if limit is None else index + limit + 1
+        )  # the range at `place` may lie below `start`
         pairs = zip(self._firsts[index:stop], self._lasts[index:stop], strict=True)
         return tuple((max(first, start), last) for first, last in pairs if last >= start)[:limit]
 
@@ -84,7 +88,9 @@ class KindAccounts:
 
     def end(self, number: int) -> None:
         if number in self.numbers:
-            raise RunFailed(f"ticket number {number} was settled twice: this is a defect, please report it")
+            raise RunFailed(
+                f"ticket number {number} was settled twice: this is a defect, please report it"
+            )
         self.numbers.add(number)
 
 
@@ -145,7 +151,9 @@ class TicketAccounts:
                 "trained": accounts.trained,
                 "evaluated": accounts.evaluated,
                 "void": accounts.void,
-                "dropped": {reason.value: count for reason, count in sorted(accounts.dropped.items())},
+                "dropped": {
+                    reason.value: count for reason, count in sorted(accounts.dropped.items())
+                },
                 "ended": [list(pair) for pair in accounts.numbers.ranges()],
             }
             for kind, accounts in self._kinds.items()
@@ -159,7 +167,9 @@ class TicketAccounts:
                 trained=values["trained"],
                 evaluated=values["evaluated"],
                 void=values["void"],
-                dropped=Counter({DropReason(reason): count for reason, count in values["dropped"].items()}),
+                dropped=Counter(
+                    {DropReason(reason): count for reason, count in values["dropped"].items()}
+                ),
                 numbers=TicketNumbers(values["ended"]),
             )
         return accounts

@@ -20,7 +20,12 @@ from typing import TypeVar
 
 from horizonrl.broker.codec import PACKED
 from horizonrl.broker.groups import DeadLetter, Entry
-from horizonrl.common.config.objective import AdvantageSection, EnvironmentReward, GrpoAdvantage, RewardSection
+from horizonrl.common.config.objective import (
+    AdvantageSection,
+    EnvironmentReward,
+    GrpoAdvantage,
+    RewardSection,
+)
 from horizonrl.common.types import (
     MAX_SPANS,
     TRAINED,
@@ -83,15 +88,21 @@ class Rules:
     def weight(self, ticket: Ticket, phase: Phase) -> float:
         """Return the factor of the loss of a ticket's episodes."""
         beside = ticket.kind is Kind.DEMO and phase is Phase.RL
-        return self.loss_weights.get(ticket.task.env_id, 1.0) * (self.demo_weight if beside else 1.0)
+        return self.loss_weights.get(ticket.task.env_id, 1.0) * (
+            self.demo_weight if beside else 1.0
+        )
 
     def has_signal(self, group: Group) -> bool:
         """Return whether the episodes of a group differ in what they are trained for."""
         # What is masked has no loss. A batch of nothing else would move the weights by the optimizer's momentum alone.
-        if self.advantage.truncated == "mask" and all(episode.stop.truncated for episode in group.valid_episodes):
+        if self.advantage.truncated == "mask" and all(
+            episode.stop.truncated for episode in group.valid_episodes
+        ):
             return False
         # As they are trained: with a cost, episodes of equal rewards and unequal length differ.
-        return has_signal([shaped(episode, self.reward) for episode in group.valid_episodes], self.advantage)
+        return has_signal(
+            [shaped(episode, self.reward) for episode in group.valid_episodes], self.advantage
+        )
 
     def differs(self, group: Group) -> bool:
         """Return whether the whole returns of a group differ, whatever its estimator compares them with.
@@ -215,7 +226,13 @@ class PendingBatch:
 
 
 class Collector:
-    def __init__(self, rules: Rules, accounts: TicketAccounts, cursor: int = 0, waiting: Waiting | None = None) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        accounts: TicketAccounts,
+        cursor: int = 0,
+        waiting: Waiting | None = None,
+    ) -> None:
         self.rules = rules
         self.accounts = accounts
         self.waiting = waiting
@@ -226,14 +243,18 @@ class Collector:
         """Mark of that entry; empty before the first one."""
         self.pending = PendingBatch()
         # The ended tickets, and those of held and pending groups: an admitted group is settled at the commit.
-        self._consumed = {kind: TicketNumbers(ended) for kind, ended in accounts.ended_ranges().items()}
+        self._consumed = {
+            kind: TicketNumbers(ended) for kind, ended in accounts.ended_ranges().items()
+        }
         for number in waiting.numbers if waiting else ():
             self._consumed[Kind.TRAIN].add(number)
 
     @property
     def read_after(self) -> int:
         """The sequence after which to read the log: groups that the last commit held lie before the cursor."""
-        return min(self.waiting.unread, default=self.cursor + 1) - 1 if self.waiting else self.cursor
+        return (
+            min(self.waiting.unread, default=self.cursor + 1) - 1 if self.waiting else self.cursor
+        )
 
     def read_again(self, entry: Entry, position: LearnerPosition) -> bool:
         """Return whether an entry was read before the last commit; take it if that commit held it."""
@@ -283,13 +304,18 @@ class Collector:
         """Return, by kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
         floors = self.accounts.lowest_unsettled()
         # As many as the record holds: `Progress.tells` knows that nothing is said of the tickets beyond them.
-        return {kind: numbers.ranges(floors[kind], MAX_SPANS) for kind, numbers in self._consumed.items()}
+        return {
+            kind: numbers.ranges(floors[kind], MAX_SPANS)
+            for kind, numbers in self._consumed.items()
+        }
 
     def begin(self, position: LearnerPosition) -> None:
         """Begin the next step with the groups that are held."""
         if self.waiting is not None:
             for sequence, group in self.waiting.release():
-                if self._is_stale(group, position):  # after a fault: a step waits for what would become so
+                if self._is_stale(
+                    group, position
+                ):  # after a fault: a step waits for what would become so
                     self.pending.consumed.append(group)
                     self._drop(sequence, Kind.TRAIN, group.ticket.number, DropReason.STALE)
                 else:
@@ -332,7 +358,9 @@ class Collector:
         traces = [
             trace
             for index, group in enumerate(groups)
-            for position, episode in enumerate(group.valid_episodes)  # a broken one has no reward, and no baseline
+            for position, episode in enumerate(
+                group.valid_episodes
+            )  # a broken one has no reward, and no baseline
             for trace in traces_of(
                 episode,
                 group=index,
@@ -348,7 +376,9 @@ class Collector:
         ticket = group.ticket
         reason = self._refuse(group, position)
         if reason is None and self.waiting is not None and ticket.kind is Kind.TRAIN:
-            self.waiting.hold(sequence, compacted(group) if generated_tokens(group) > LARGE_TOKENS else group)
+            self.waiting.hold(
+                sequence, compacted(group) if generated_tokens(group) > LARGE_TOKENS else group
+            )
         elif reason is None:
             self.pending.consumed.append(group)
             self.pending.admit(sequence, group)
@@ -423,7 +453,9 @@ class Collector:
         # Such an estimator follows one sequence: what comes after a turn of another branch it would get wrong.
         if linear_only and not all(episode.linear for episode in group.valid_episodes):
             return False
-        for prompt_ids, turns in chain.from_iterable(episode.by_branch() for episode in group.valid_episodes):
+        for prompt_ids, turns in chain.from_iterable(
+            episode.by_branch() for episode in group.valid_episodes
+        ):
             ids = [prompt_ids]
             for _, turn in turns:
                 if len(turn.output_ids) > group.ticket.sampling.max_turn_tokens:
@@ -431,7 +463,10 @@ class Collector:
                 ids += [turn.output_ids, turn.observation_ids]
             # The last observation is no part of the trace and may exceed the context, but not without bound.
             last_observation = len(ids.pop())
-            if sum(map(len, ids)) > self.rules.max_context_tokens or last_observation > self.rules.max_context_tokens:
+            if (
+                sum(map(len, ids)) > self.rules.max_context_tokens
+                or last_observation > self.rules.max_context_tokens
+            ):
                 return False
             # Such an id lies outside the embedding: it would end the learner, not only this group.
             if max((max(part) for part in ids if part), default=0) >= self.rules.vocabulary:
@@ -450,7 +485,11 @@ def compacted(group: Group) -> Group:
     `max_staleness` steps train may be held.
     """
     episodes = [
-        _pack(episode, turns=tuple(map(_pack, episode.turns)), branches=tuple(map(_pack, episode.branches)))
+        _pack(
+            episode,
+            turns=tuple(map(_pack, episode.turns)),
+            branches=tuple(map(_pack, episode.branches)),
+        )
         for episode in group.episodes
     ]
     return group.model_copy(update={"episodes": tuple(episodes)})
@@ -458,4 +497,6 @@ def compacted(group: Group) -> Group:
 
 def _pack(record: R, **fields: object) -> R:
     names = PACKED.keys() & type(record).model_fields
-    return record.model_copy(update=fields | {name: array(PACKED[name], getattr(record, name)) for name in names})
+    return record.model_copy(
+        update=fields | {name: array(PACKED[name], getattr(record, name)) for name in names}
+    )

@@ -81,10 +81,16 @@ class Waiting:
             return []
         chosen = sorted(self._held)[:wanted]
         for below, last in self._deadlines:
-            left_over = accounts.unsettled_below(Kind.TRAIN, below) - sum(number < below for number in chosen)
+            left_over = accounts.unsettled_below(Kind.TRAIN, below) - sum(
+                number < below for number in chosen
+            )
             # Waiting is no use for what is late already, or once all of them are in. Either needs a loss of the broker
             # or a recipe that was changed: the credit leaves no more than the steps up to `last` can train.
-            if version <= last and left_over > (last - version) * wanted and consumed.missing_below(below):
+            if (
+                version <= last
+                and left_over > (last - version) * wanted
+                and consumed.missing_below(below)
+            ):
                 self.awaited = Awaited(consumed.lowest_missing, last)
                 return []
         return [self._held.pop(number) for number in chosen]
@@ -94,14 +100,18 @@ class Waiting:
         phase, phase_step = self._schedule.phase(version)
         if phase is Phase.RL:
             # The controller issues tickets until so many are outstanding, in the order of their numbers.
-            below = accounts.after_unsettled(Kind.TRAIN, self._schedule.outstanding_limit(phase, phase_step))
+            below = accounts.after_unsettled(
+                Kind.TRAIN, self._schedule.outstanding_limit(phase, phase_step)
+            )
             self._deadlines.append(Deadline(below, self._schedule.trainable_until(version)))
 
     def dump(self, accounts: TicketAccounts) -> dict[str, Any]:
         """Return what a commit holds, as JSON-able values."""
         # Where every ticket has ended, there is nothing left to wait for.
         self._deadlines = [
-            deadline for deadline in self._deadlines if accounts.unsettled_below(Kind.TRAIN, deadline.below)
+            deadline
+            for deadline in self._deadlines
+            if accounts.unsettled_below(Kind.TRAIN, deadline.below)
         ]
         held = [[sequence, number] for number, (sequence, _) in self._held.items()]
         return {

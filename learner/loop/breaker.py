@@ -91,7 +91,11 @@ class Breaker:
 
 def _equal(success_rate: float) -> str:
     """Return what to do about groups whose episodes all earn the same."""
-    why = "the policy solves these tasks" if success_rate > 0.5 else "the policy solves none of these tasks"
+    why = (
+        "the policy solves these tasks"
+        if success_rate > 0.5
+        else "the policy solves none of these tasks"
+    )
     return (
         f"Within a group all episodes earn the same: {why}, or the reward does not tell them apart. Use harder or "
         "easier tasks, a larger rollout.group_size or a lower rl.lr, or export the model as it is (`horizonrl export`)"

@@ -74,7 +74,10 @@ class Fence:
         if await self._transport.revision(Key.PROGRESS) == self._progress:
             return
         # A key that no longer decodes was defaced by someone else: no learner has spoken.
-        if await self._transport.get(Key.PROGRESS) is None or await self._state.get(Key.PROGRESS) is not None:
+        if (
+            await self._transport.get(Key.PROGRESS) is None
+            or await self._state.get(Key.PROGRESS) is not None
+        ):
             raise await self._refusal()
 
     async def _refusal(self) -> HorizonError:

@@ -64,12 +64,20 @@ class LogIntake:
                 if await self._log_space.is_short(state.last_commit.cursor):
                     return
                 if time.monotonic() - last_entry_at >= QUIET_S:
-                    log.warning("groups_awaited", missing=missing, step=state.step, quiet_s=QUIET_S, **state.awaited())
+                    log.warning(
+                        "groups_awaited",
+                        missing=missing,
+                        step=state.step,
+                        quiet_s=QUIET_S,
+                        **state.awaited(),
+                    )
                     # The last entry may have been followed by nothing but the parts of a group that was never joined,
                     # which count as ahead: then it has not been announced yet.
                     await self._announce()
                     here = state.groups_held + state.collector.pending.count(state.phase)
-                    await self._log_space.check(here, state.groups_at_most, "the next step", reader.largest_bytes)
+                    await self._log_space.check(
+                        here, state.groups_at_most, "the next step", reader.largest_bytes
+                    )
                     last_entry_at = time.monotonic()
                 continue
             last_entry_at = time.monotonic()
@@ -97,7 +105,9 @@ class LogIntake:
                 if (waited_s := time.monotonic() - last_entry_at) >= QUIET_S:
                     await self._log_space.check(ended, due, "the evaluations", reader.largest_bytes)
                 if waited_s >= self._patience_s:
-                    log.warning("evaluation_given_up", missing=due - ended, waited_s=round(waited_s))
+                    log.warning(
+                        "evaluation_given_up", missing=due - ended, waited_s=round(waited_s)
+                    )
                     return
                 continue
             last_entry_at = time.monotonic()
@@ -138,7 +148,9 @@ class LogIntake:
         collector = self._state.collector
         self._unannounced = True
         collector.pending.holes += entry.holes
-        if collector.read_again(entry, self._state.position):  # counted and announced before the commit
+        if collector.read_again(
+            entry, self._state.position
+        ):  # counted and announced before the commit
             return
         # Without ticket keys anyone can write under any ticket id. A ticket that is issued later must not be ended now.
         if entry.ends is not None and not await self._ports.tickets.was_issued(*entry.ends):

@@ -69,7 +69,9 @@ class LogSpace:
         positions = []
         for checkpoint in checkpoints:
             with suppress(LogGap):  # an older one's entries were freed when the log was short
-                position = await resume_position(self._ports.transport, checkpoint.cursor, checkpoint.mark)
+                position = await resume_position(
+                    self._ports.transport, checkpoint.cursor, checkpoint.mark
+                )
                 positions.append(min([position, *checkpoint.held]))
         return min(positions, default=0)
 
@@ -117,4 +119,6 @@ class LogSpace:
 
 
 def _tight(extent: Extent) -> bool:
-    return extent.limit_bytes is not None and (extent.full or extent.stored_bytes >= SHORT_SHARE * extent.limit_bytes)
+    return extent.limit_bytes is not None and (
+        extent.full or extent.stored_bytes >= SHORT_SHARE * extent.limit_bytes
+    )

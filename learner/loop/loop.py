@@ -49,7 +49,9 @@ class LearnerLoop:
         # A version is published and a checkpoint becomes durable in this group while the next step trains. If that
         # fails, the run ends.
         async with asyncio.TaskGroup() as background:
-            agreeing = background.create_task(stays_agreed(self.ports.transport, self.ports.settings))
+            agreeing = background.create_task(
+                stays_agreed(self.ports.transport, self.ports.settings)
+            )
             await until_stopped(self.recovery.resume(), self.ports.stopping)
             # Only after `resume`: it moves the cursor if the broker has lost the end of the log.
             reader = await self.ports.log.read(after=state.collector.read_after)
@@ -60,7 +62,9 @@ class LearnerLoop:
                 # (ADR 1).
                 if self.ports.stopping.is_set():
                     break
-                if state.groups_missing:  # the log is short of space, and may have none for more groups
+                if (
+                    state.groups_missing
+                ):  # the log is short of space, and may have none for more groups
                     await self._free_log(background)
                     continue
                 await self._step(background, wait_s=time.monotonic() - started)
@@ -138,4 +142,6 @@ class LearnerLoop:
         with self.publication.weights.reading(newest) as weights:
             if weights is None or trace is None:
                 return math.nan
-            return await self.ports.engine.logprob_gap_at(batch.traces[trace], newest.version, weights)
+            return await self.ports.engine.logprob_gap_at(
+                batch.traces[trace], newest.version, weights
+            )

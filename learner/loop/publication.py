@@ -29,7 +29,9 @@ class Publication:
     def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
-    async def begin(self, background: asyncio.TaskGroup, step: TakenStep) -> "asyncio.Future[float]":
+    async def begin(
+        self, background: asyncio.TaskGroup, step: TakenStep
+    ) -> "asyncio.Future[float]":
         """Begin to publish a step that was just committed; return once the engine may be called again.
 
         Returns a future that takes the step's seconds, once they are known: the line of metrics waits for them.
@@ -70,7 +72,13 @@ class Publication:
         await until_stopped(self.announcer.announce_version(digest), self.ports.stopping)
         publish_s = time.monotonic() - began
         # 0 for a version that actors never get.
-        weights_bytes = self.weights.published_bytes if self.state.schedule.publishes(step.policy.version) else 0
+        weights_bytes = (
+            self.weights.published_bytes
+            if self.state.schedule.publishes(step.policy.version)
+            else 0
+        )
         took_s = await step_s
-        times = StepTimes(step.wait_s, took_s, publish_s, weights_bytes, ended_at=step.began_at + took_s)
+        times = StepTimes(
+            step.wait_s, took_s, publish_s, weights_bytes, ended_at=step.began_at + took_s
+        )
         await self.recorder.record_step(step, times)

@@ -17,7 +17,14 @@ from horizonrl.learner.loop.state import LearnerState
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.evaluation import count_end, evaluation_line, mirror_evaluation
-from horizonrl.learner.records.report import StepTimes, TakenStep, drawn_from, ledger_line, metrics_line, mirror_metrics
+from horizonrl.learner.records.report import (
+    StepTimes,
+    TakenStep,
+    drawn_from,
+    ledger_line,
+    metrics_line,
+    mirror_metrics,
+)
 
 log = get_logger()
 
@@ -49,7 +56,9 @@ class Recorder:
         self._expert_turns: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """How many demonstrations of an environment have how many turns, until RL begins there."""
 
-    async def record_commit(self, background: asyncio.TaskGroup, step: TakenStep, weights_digest: str) -> None:
+    async def record_commit(
+        self, background: asyncio.TaskGroup, step: TakenStep, weights_digest: str
+    ) -> None:
         """Write a committed step's ledger line, before anyone is told of the step; begin to write its episodes."""
         # In threads, here and below: an fsync may take a second, and the episodes of a large step take minutes.
         data_digest = await asyncio.to_thread(step.batch.digest)
@@ -57,7 +66,9 @@ class Recorder:
         await asyncio.to_thread(self._ports.journal.write_ledger, line)
         # One step at a time, so that what waits to be written is bounded.
         await self.written()
-        self._writing = background.create_task(self._write_episodes(step.policy.version, step.pending))
+        self._writing = background.create_task(
+            self._write_episodes(step.policy.version, step.pending)
+        )
 
     async def written(self) -> None:
         """Wait until the episodes of every step in the ledger are in their files."""
@@ -77,7 +88,10 @@ class Recorder:
         grown = [growth for growth in state.horizons.growths() if growth.phase_step == rl_step]
         drawn = drawn_from(state.curriculum.explained(state.yields.all(), state.yields.repeats()))
         line = await asyncio.to_thread(metrics_line, phase, step.policy, pending, step.stats, times)
-        line |= {"tickets_issued": step.tickets_issued, "tickets_outstanding": step.tickets_outstanding}
+        line |= {
+            "tickets_issued": step.tickets_issued,
+            "tickets_outstanding": step.tickets_outstanding,
+        }
         line |= {"growths": [growth.model_dump() for growth in grown], "curriculum": drawn}
         await asyncio.to_thread(self._ports.journal.write_metrics, line)
         mirror_metrics(self._ports.metrics, line, pending)
@@ -86,7 +100,12 @@ class Recorder:
         for growth in grown:
             self._ports.metrics.count("horizon_growths_total", env=growth.env_id)
             log.info("horizon_grown", **growth.model_dump())
-        log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
+        log.info(
+            "step_taken",
+            **{
+                key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")
+            },
+        )
 
     def _warn_of_context(self, phase: Phase, environments: Mapping[str, Mapping[str, Any]]) -> None:
         for env, outcome in environments.items():
@@ -94,9 +113,13 @@ class Recorder:
             if phase is Phase.RL and share > CONTEXT_SHARE and env not in self._context_is_short:
                 self._context_is_short.add(env)
                 limit = self._state.rules.max_context_tokens
-                log.warning("context_before_horizon", env=env, share=share, max_context_tokens=limit)
+                log.warning(
+                    "context_before_horizon", env=env, share=share, max_context_tokens=limit
+                )
 
-    def _warn_of_horizon(self, phase: Phase, pending: PendingBatch, horizons: Mapping[str, int]) -> None:
+    def _warn_of_horizon(
+        self, phase: Phase, pending: PendingBatch, horizons: Mapping[str, int]
+    ) -> None:
         """Say once if experts need more turns than RL begins with: it then teaches how to lose a task slowly."""
         if phase is Phase.IMITATION:
             for group in pending.consumed:
@@ -105,7 +128,9 @@ class Recorder:
             return
         for env, horizon in horizons.items():
             turns = self._expert_turns.pop(env, Counter())
-            share = sum(count for needed, count in turns.items() if needed > horizon) / max(1, turns.total())
+            share = sum(count for needed, count in turns.items() if needed > horizon) / max(
+                1, turns.total()
+            )
             if share > BEYOND_SHARE:
                 log.warning("horizon_below_experts", env=env, horizon=horizon, share=share)
 
@@ -125,4 +150,8 @@ class Recorder:
         judged = PolicyVersion(version=line["version"], lineage=line["lineage"])
         with self._weights.reading(judged) as weights:
             best = await asyncio.to_thread(self._best.offer, line, weights)
-        log.info("evaluated", best=best, **{key: line[key] for key in ("version", "success_rate", "low", "high")})
+        log.info(
+            "evaluated",
+            best=best,
+            **{key: line[key] for key in ("version", "success_rate", "low", "high")},
+        )

@@ -114,7 +114,9 @@ class Recovery:
         for name in damaged:
             self.ports.checkpoints.set_aside(name)
         passed_over = {"checkpoints_damaged": damaged} if damaged else {}
-        self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut | passed_over)
+        self._record_start(
+            resumed=checkpoint is not None, more={"changed": changed} | log_cut | passed_over
+        )
         # Also for version 0: with a version that was rolled back, actors would make groups that are dropped as
         # `lineage`.
         if self.state.lineage:
@@ -125,7 +127,9 @@ class Recovery:
         # ever.
         await self.log_space.free()
 
-    async def _load(self, kept: Sequence[Checkpoint]) -> tuple[Checkpoint | None, str, dict[str, str]]:
+    async def _load(
+        self, kept: Sequence[Checkpoint]
+    ) -> tuple[Checkpoint | None, str, dict[str, str]]:
         """Restore state and engine from the newest checkpoint that is whole, and write its weights to their file.
 
         Returns the checkpoint, the digest of that file, and by their names why newer ones were passed over. Raises
@@ -145,7 +149,12 @@ class Recovery:
                 damaged[checkpoint.path.name] = f"{type(error).__name__}: {error}"
                 continue
             for name, reason in damaged.items():
-                log.warning("checkpoint_damaged", checkpoint=name, reason=reason, resumed_from=checkpoint.step)
+                log.warning(
+                    "checkpoint_damaged",
+                    checkpoint=name,
+                    reason=reason,
+                    resumed_from=checkpoint.step,
+                )
             self._saved_step = checkpoint.step
             return checkpoint, digest, damaged
         if kept:
@@ -186,7 +195,9 @@ class Recovery:
             log.warning("weights_differ", step=checkpoint.step, ledger=recorded, loaded=digest)
             return digest
         file.unlink()
-        raise CheckpointError(f"its weights have the digest {digest}, and those of the ledger {recorded}")
+        raise CheckpointError(
+            f"its weights have the digest {digest}, and those of the ledger {recorded}"
+        )
 
     async def _find_position(self) -> dict[str, Any]:
         """Move the cursor if the log has lost entries that it counts; return what to record of that.
@@ -196,7 +207,9 @@ class Recovery:
         commit = self.state.last_commit
         try:
             position = await resume_position(self.ports.transport, commit.cursor, commit.mark)
-            if position == commit.cursor:  # what the commit held lies before it, and has to be there too
+            if (
+                position == commit.cursor
+            ):  # what the commit held lies before it, and has to be there too
                 await resume_position(self.ports.transport, self.state.collector.read_after, "")
         except LogGap as error:
             raise CheckpointMismatch(
@@ -287,9 +300,17 @@ class Recovery:
         await self.publication.recorder.written()
         # In a thread, because fsync blocks: the event loop has to answer the broker and the health checks meanwhile.
         await asyncio.to_thread(self.ports.checkpoints.seal, step, state)
-        times = {"begin_s": begin_s, "write_s": write_s, "seal_s": time.monotonic() - started - write_s}
+        times = {
+            "begin_s": begin_s,
+            "write_s": write_s,
+            "seal_s": time.monotonic() - started - write_s,
+        }
         self._report_disk(time.time())
-        log.info("checkpoint_written", step=step, **{name: round(taken, 2) for name, taken in times.items()})
+        log.info(
+            "checkpoint_written",
+            step=step,
+            **{name: round(taken, 2) for name, taken in times.items()},
+        )
         # Never before the checkpoint is durable: it decides which entries a resumed learner needs.
         await until_stopped(self.log_space.free(), self.ports.stopping)
 
@@ -300,7 +321,9 @@ def machine(threads: int) -> dict[str, Any]:
     flags: set[str] = set()
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        flags.update(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[0].split() if "flags" in text else ())
+        flags.update(
+            re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[0].split() if "flags" in text else ()
+        )
     kinds = [name for name in CPU_KINDS if name in flags]
     torch = version("torch") if find_spec("torch") else None
     return {"cpu": " ".join([platform.machine(), *kinds]), "torch": torch, "threads": threads}
@@ -319,7 +342,9 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     """Raise CheckpointMismatch, with the difference, when the checkpoint is of another model or evaluation plan."""
     earlier = checkpoint.state["identity"]
     if changed := config_changes(earlier, identity):
-        differences = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
+        differences = ", ".join(
+            f"{key}: {before} → {now}" for key, (before, now) in changed.items()
+        )
         raise CheckpointMismatch(
             f"{checkpoint.path} was made with another model, tokenizer, template, end of a reply, lora.rank or "
             f"evaluation ({differences}): choose another run.name, or restore what was changed"

@@ -106,7 +106,9 @@ class WeightsPublisher:
         if self.share_files:
             await self.fence.check()
             size = file.stat().st_size
-            manifest = WeightsManifest(policy=policy, weights_bytes=size, digest=digest, path=str(file.resolve()))
+            manifest = WeightsManifest(
+                policy=policy, weights_bytes=size, digest=digest, path=str(file.resolve())
+            )
             self.metrics.count("weights_published_bytes_total", size, form="file")
         elif file.with_suffix(ADAPTERS).is_file() and self.base_file.is_file():
             manifest, size = await self._send_adapters(file, policy, digest)
@@ -127,7 +129,12 @@ class WeightsPublisher:
         """
         newest, now = self._newest, time.monotonic()
         # Without changes after it, the newest version is a key frame, whose chunks' ids are taken.
-        if newest is None or not self._chain or damaged.lineage != newest.policy.lineage or now < self._repair_at:
+        if (
+            newest is None
+            or not self._chain
+            or damaged.lineage != newest.policy.lineage
+            or now < self._repair_at
+        ):
             return
         sent = newest.adapters or newest
         if not sent.key_frame.policy.version < damaged.version <= newest.policy.version:
@@ -136,10 +143,16 @@ class WeightsPublisher:
         log.warning("key_frame_asked_for", damaged=str(damaged), version=str(newest.policy))
         await self.fence.check()
         file = self._published[-1]
-        await self._send_frame(file.with_suffix(ADAPTERS) if newest.adapters else file, newest.policy, sent.digest)
+        await self._send_frame(
+            file.with_suffix(ADAPTERS) if newest.adapters else file, newest.policy, sent.digest
+        )
         self.metrics.set("weights_chain_versions", 0)
         manifest = self._manifest(newest.policy, sent.digest, sent.last_change)
-        self._newest = newest.model_copy(update={"adapters": _sent_file(manifest)}) if newest.adapters else manifest
+        self._newest = (
+            newest.model_copy(update={"adapters": _sent_file(manifest)})
+            if newest.adapters
+            else manifest
+        )
         await self.fence.publish(self._newest)
         await self._discard()
 
@@ -154,14 +167,22 @@ class WeightsPublisher:
         if self._newest is not None:
             await self.fence.publish(self._newest.model_copy(update={"finished_step": step}))
 
-    async def _send_adapters(self, file: Path, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, int]:
+    async def _send_adapters(
+        self, file: Path, policy: PolicyVersion, digest: str
+    ) -> tuple[WeightsManifest, int]:
         """Store a version's adapters, and the frozen model unless it is there; return manifest and bytes."""
         file_own = file.with_suffix(ADAPTERS)
         base, base_bytes = await self._sent_base(policy)
-        adapters, size = await self._send(file_own, policy, await asyncio.to_thread(digest_file, file_own))
+        adapters, size = await self._send(
+            file_own, policy, await asyncio.to_thread(digest_file, file_own)
+        )
         merged_bytes = (await asyncio.to_thread(file.stat)).st_size
         manifest = WeightsManifest(
-            policy=policy, weights_bytes=merged_bytes, digest=digest, adapters=_sent_file(adapters), base=base
+            policy=policy,
+            weights_bytes=merged_bytes,
+            digest=digest,
+            adapters=_sent_file(adapters),
+            base=base,
         )
         return manifest, size + base_bytes
 
@@ -177,7 +198,10 @@ class WeightsPublisher:
             digest = self._base.digest
         if self._base is not None:
             extent, base = await self.transport.extent(Stream.WEIGHTS), self._base
-            held = extent.first_sequence <= base.first_sequence and base.last_sequence <= extent.last_sequence
+            held = (
+                extent.first_sequence <= base.first_sequence
+                and base.last_sequence <= extent.last_sequence
+            )
             if held and extent.stored_bytes <= BASE_RENEWED * base.weights_bytes:
                 return base, 0
         await self.fence.check()
@@ -187,7 +211,9 @@ class WeightsPublisher:
         self._published.clear()  # so that a key frame of the adapters follows: what is older goes with the old base
         return self._base, manifest.weights_bytes
 
-    async def _send(self, file: Path, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, int]:
+    async def _send(
+        self, file: Path, policy: PolicyVersion, digest: str
+    ) -> tuple[WeightsManifest, int]:
         """Store the changes since the last version, and a key frame when one is due; return manifest and bytes."""
         changes = await self._changes(file)
         # Chunks are stored without a condition: a learner that has been replaced must not write any.
@@ -195,7 +221,9 @@ class WeightsPublisher:
         sent, last_change = 0, 0
         if changes is not None and self._newest is not None:
             # Also to a version that gets a key frame: actors that have the last one need no frame.
-            last_change = await publish_changes(self.transport, changes, self._newest.policy, policy, digest)
+            last_change = await publish_changes(
+                self.transport, changes, self._newest.policy, policy, digest
+            )
             self._chain.append(len(changes))
             self.metrics.count("weights_published_bytes_total", len(changes), form="changes")
             sent = len(changes)

@@ -15,7 +15,9 @@ from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.engine.thread import EngineThread
 
 
-async def on_ranks(settings: EngineSettings, lead: Callable[[EngineThread, int], Awaitable[None]]) -> None:
+async def on_ranks(
+    settings: EngineSettings, lead: Callable[[EngineThread, int], Awaitable[None]]
+) -> None:
     """Make this rank's engine. Rank 0 runs `lead` with it and with the size of the vocabulary.
 
     The other ranks follow the calls that `lead` makes.
@@ -25,7 +27,10 @@ async def on_ranks(settings: EngineSettings, lead: Callable[[EngineThread, int],
     call = partial(asyncio.get_running_loop().run_in_executor, thread)
     local = await call(make_engine, settings)
     if local.rank != 0:
-        for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when all end: its last checkpoint needs them
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+        ):  # rank 0 decides when all end: its last checkpoint needs them
             signal.signal(number, signal.SIG_IGN)
         await call(follow, local)
         return

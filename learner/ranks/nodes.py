@@ -123,7 +123,9 @@ class Link:
 
     async def close(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(BEAT_S):  # what was sent still leaves, unless the other side no longer reads
+            async with asyncio.timeout(
+                BEAT_S
+            ):  # what was sent still leaves, unless the other side no longer reads
                 await self._writer.drain()
         self._writer.close()
 
@@ -172,7 +174,10 @@ class Host:
         for position, node in enumerate(present[1:], start=1):
             self._links[node].send(seat={"position": position, "nodes": len(present), "port": port})
         log.info(
-            "nodes_joined", nodes=len(present), missing=missing, peers=[link.peer for link in self._links.values()]
+            "nodes_joined",
+            nodes=len(present),
+            missing=missing,
+            peers=[link.peer for link in self._links.values()],
         )
         return Seat(0, len(present), str(host), port)
 
@@ -199,7 +204,9 @@ class Host:
         named = not (asked.host.replace(".", "").isdigit() or ":" in asked.host)
         while True:
             try:
-                return await asyncio.start_server(self._serve, asked.host, asked.port, limit=LINE_BYTES)
+                return await asyncio.start_server(
+                    self._serve, asked.host, asked.port, limit=LINE_BYTES
+                )
             except socket.gaierror as error:  # a pod's name may come a moment after the pod
                 if time.monotonic() > deadline:
                     # Code 2 would end a pod's Job for good: not because the name server is away.
@@ -209,7 +216,11 @@ class Host:
                     ) from None
                 await asyncio.sleep(AGAIN_S)
             except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL and named and time.monotonic() < min(deadline, began + STALE_S):
+                if (
+                    error.errno == errno.EADDRNOTAVAIL
+                    and named
+                    and time.monotonic() < min(deadline, began + STALE_S)
+                ):
                     await asyncio.sleep(AGAIN_S)
                     continue
                 if error.errno == errno.EADDRINUSE:
@@ -260,15 +271,23 @@ class Host:
         """Return what to answer a node that gets no seat, or none now. Raises KeyError or so for what is no node's."""
         asked, node, theirs = self.rendezvous, hello["node"], hello["alike"]
         changed = config_changes(theirs, asked.alike)
-        if differing := [f"{key}: {here!r}, on node 0 {there!r}" for key, (here, there) in changed.items()]:
+        if differing := [
+            f"{key}: {here!r}, on node 0 {there!r}" for key, (here, there) in changed.items()
+        ]:
             log.warning("node_refused", node=node, differing=differing)
-            return {"refused": f"node {node} differs from node 0 ({'; '.join(differing)}): start all nodes alike"}
+            return {
+                "refused": f"node {node} differs from node 0 ({'; '.join(differing)}): start all nodes alike"
+            }
         if node not in range(1, asked.nodes):
             raise KeyError(node)
         if node in self._links:
-            return {"wait": f"{self._links[node].peer} is node {node} already: each machine needs its own node_rank"}
+            return {
+                "wait": f"{self._links[node].peer} is node {node} already: each machine needs its own node_rank"
+            }
         if self._seated:
-            return {"wait": f"the learner runs without node {node}, which can join when node 0 starts again"}
+            return {
+                "wait": f"the learner runs without node {node}, which can join when node 0 starts again"
+            }
         return None
 
     def _lose(self, node: int, link: Link, why: str) -> None:
@@ -289,7 +308,9 @@ class Member:
     async def seat(self) -> Seat:
         asked = self.rendezvous
         deadline = time.monotonic() + asked.join_timeout_s
-        log.info("node_0_awaited", at=asked.address, node=asked.node_rank, for_s=asked.join_timeout_s)
+        log.info(
+            "node_0_awaited", at=asked.address, node=asked.node_rank, for_s=asked.join_timeout_s
+        )
         reason = ""
         while True:
             try:
@@ -331,7 +352,9 @@ class Member:
     async def _ask(self, within_s: float) -> Seat:
         asked = self.rendezvous
         async with asyncio.timeout(within_s):
-            self._link = Link(*await asyncio.open_connection(asked.host, asked.port, limit=LINE_BYTES))
+            self._link = Link(
+                *await asyncio.open_connection(asked.host, asked.port, limit=LINE_BYTES)
+            )
         self._beats = asyncio.create_task(self._link.beat())
         self._link.send(node=asked.node_rank, alike=dict(asked.alike))
         # Without a deadline of its own: node 0 waits for the others no longer than it may.

@@ -56,7 +56,9 @@ def spawn_ranks(ranks: int, shutdown_s: float, rendezvous: Rendezvous | None = N
         sys.exit(end.code)
 
 
-async def _launch(ranks: int, shutdown_s: float, rendezvous: Rendezvous | None, orphaned: signal.Signals) -> NodesEnd:
+async def _launch(
+    ranks: int, shutdown_s: float, rendezvous: Rendezvous | None, orphaned: signal.Signals
+) -> NodesEnd:
     """Meet the other nodes, start the ranks, and wait until they or another node end.
 
     Takes: SIGTERM. Gives: the end, to the other nodes too. Waits for: ranks, other nodes. Woken by: any of them.
@@ -91,12 +93,17 @@ async def _seat(node: Node | None) -> Seat:
 
 
 async def _end(
-    processes: Sequence[Process], node: Node | None, stopped: "asyncio.Task[bool]", shutdown_s: float
+    processes: Sequence[Process],
+    node: Node | None,
+    stopped: "asyncio.Task[bool]",
+    shutdown_s: float,
 ) -> NodesEnd:
     """Wait for the first end of a rank or of another node, pass SIGTERM on meanwhile, and say what happened."""
     ours = asyncio.create_task(_ranks_end(processes))
     # Without other nodes there is nothing that would ever set it.
-    theirs: asyncio.Future[NodesEnd] = asyncio.Future() if node is None else asyncio.create_task(node.ended())
+    theirs: asyncio.Future[NodesEnd] = (
+        asyncio.Future() if node is None else asyncio.create_task(node.ended())
+    )
     news: set[asyncio.Future[NodesEnd]] = {ours, theirs}
     first: set[asyncio.Future[Any]] = {*news, stopped}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -116,22 +123,31 @@ async def _end(
         task.cancel()
     if not ends:
         return NodesEnd(
-            1, f"the ranks have not ended within learner.shutdown_s = {shutdown_s:g} s of SIGTERM: they were killed"
+            1,
+            f"the ranks have not ended within learner.shutdown_s = {shutdown_s:g} s of SIGTERM: they were killed",
         )
     if node is None or isinstance(node, Member) or not well:
         code = max(end.code for end in ends)
         if isinstance(node, Member) and not theirs.done():
             code = max(code, 1)
         if node is None and stopped.done() and well:
-            code = 128 + signal.SIGTERM  # as a learner of one process: its pod must not count as finished
+            code = (
+                128 + signal.SIGTERM
+            )  # as a learner of one process: its pod must not count as finished
         return NodesEnd(code, "; ".join(end.reason for end in ends if end.reason))
     # A supervisor starts a node again unless it ends with 0: all of them have to come back, or none.
-    return NodesEnd(1, "stopped before the last step: the next start resumes") if stopped.done() else NodesEnd(0, "")
+    return (
+        NodesEnd(1, "stopped before the last step: the next start resumes")
+        if stopped.done()
+        else NodesEnd(0, "")
+    )
 
 
 async def _ranks_end(processes: Sequence[Process]) -> NodesEnd:
     """Wait until all ranks have ended well, or for the first that has not."""
-    for ending in asyncio.as_completed([_wait_for_end(local, process) for local, process in enumerate(processes)]):
+    for ending in asyncio.as_completed(
+        [_wait_for_end(local, process) for local, process in enumerate(processes)]
+    ):
         local, code = await ending
         if code:
             # At least 1, since the code of a rank that a signal ended is negative.
@@ -157,7 +173,11 @@ async def _start(seat: Seat, local: int, ranks: int, orphaned: signal.Signals) -
         LAUNCHER: os.getpid(),
     }
     # gloo and NCCL would else take the interface of this machine's name, which may be one that no other node reaches.
-    fallback = {"GLOO_SOCKET_IFNAME": network, "NCCL_SOCKET_IFNAME": network, "OMP_NUM_THREADS": "1"}
+    fallback = {
+        "GLOO_SOCKET_IFNAME": network,
+        "NCCL_SOCKET_IFNAME": network,
+        "OMP_NUM_THREADS": "1",
+    }
     return await asyncio.create_subprocess_exec(
         *horizonrl_command(*sys.argv[1:]),
         env=fallback | os.environ | {name: str(value) for name, value in environment.items()},
@@ -173,7 +193,9 @@ def interface_towards(address: str, port: int) -> str:
             probe.connect(target)  # sends nothing: the kernel only looks the route up
             source = probe.getsockname()[0]
     except OSError as error:
-        raise RunFailed(f"this machine has no route to {address} ({error.strerror}): look at its network") from None
+        raise RunFailed(
+            f"this machine has no route to {address} ({error.strerror}): look at its network"
+        ) from None
     for name, addresses in psutil.net_if_addrs().items():
         if any(interface.address.partition("%")[0] == source for interface in addresses):
             return name

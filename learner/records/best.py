@@ -25,11 +25,15 @@ class Best:
     def read(self) -> dict[str, Any] | None:
         """Return the result of the kept version; None if no version is kept, or if the file was damaged."""
         try:
-            result: dict[str, Any] = json.loads((self._directory / RESULT_FILE).read_text(encoding="utf-8"))
+            result: dict[str, Any] = json.loads(
+                (self._directory / RESULT_FILE).read_text(encoding="utf-8")
+            )
         except FileNotFoundError:
             return None
         except ValueError as error:
-            log.warning("best_unreadable", file=str(self._directory / RESULT_FILE), error=str(error))
+            log.warning(
+                "best_unreadable", file=str(self._directory / RESULT_FILE), error=str(error)
+            )
             return None
         return result if self.weights(result).is_file() else None
 
@@ -43,7 +47,11 @@ class Best:
         The later version wins a tie. If `frame` is None, the weights are gone and nothing changes.
         """
         kept = self.read()
-        if frame is None or result["success_rate"] is None or (kept is not None and _rank(kept) > _rank(result)):
+        if (
+            frame is None
+            or result["success_rate"] is None
+            or (kept is not None and _rank(kept) > _rank(result))
+        ):
             return False
         self._directory.mkdir(exist_ok=True)
         link = self._directory / frame.name

@@ -66,7 +66,9 @@ class CheckpointStore:
 
     def __init__(self, root: Path, keep: int) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}: a run that keeps no checkpoint cannot resume, so keep at least 1")
+            raise ValueError(
+                f"keep is {keep}: a run that keeps no checkpoint cannot resume, so keep at least 1"
+            )
         self._root, self._keep = root, keep
         root.mkdir(parents=True, exist_ok=True)
 
@@ -84,7 +86,9 @@ class CheckpointStore:
         """Give the body a hidden directory for the files of step's checkpoint; `seal` makes it visible."""
         visible, incoming = self._places(step)
         if _opened(visible) is not None:
-            raise CheckpointError(f"{visible} exists already: resume from it, or move it away and start again")
+            raise CheckpointError(
+                f"{visible} exists already: resume from it, or move it away and start again"
+            )
         # Of a learner that was ended in the middle of a checkpoint: the disk has room for one, not for two.
         self._remove_leftovers()
         # A damaged one stands where a resumed learner gets to the same step again.
@@ -131,7 +135,10 @@ class CheckpointStore:
         """Return the names of the directories that are newer than the newest complete checkpoint, each with why."""
         newest = self.newest()
         paths = [path for path in self._visible() if newest is None or _step(path) > newest.step]
-        return {path.name: f"its {STATE_FILE} cannot be read, or a file is missing or cut" for path in paths}
+        return {
+            path.name: f"its {STATE_FILE} cannot be read, or a file is missing or cut"
+            for path in paths
+        }
 
     def set_aside(self, name: str) -> None:
         """Take a damaged checkpoint out of the way of the same step, under a name that nothing reads or removes."""
@@ -184,7 +191,9 @@ def opened(path: Path) -> Checkpoint:
     """Return the checkpoint at `path`; raise CheckpointError if it is not complete."""
     checkpoint = _opened(path)
     if checkpoint is None:
-        raise CheckpointError(f"no complete checkpoint at {path}: choose another step-NNNNNN directory of the run")
+        raise CheckpointError(
+            f"no complete checkpoint at {path}: choose another step-NNNNNN directory of the run"
+        )
     return checkpoint
 
 
@@ -195,7 +204,10 @@ def _opened(path: Path) -> Checkpoint | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     # A file whose size differs was damaged later: the checkpoint is as good as none.
-    if any(not (path / name).is_file() or (path / name).stat().st_size != size for name, size in sizes.items()):
+    if any(
+        not (path / name).is_file() or (path / name).stat().st_size != size
+        for name, size in sizes.items()
+    ):
         return None
     return Checkpoint(step=step, path=path, state=state)
 
@@ -209,7 +221,9 @@ def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
     try:
         text = json.dumps({**facts, "files": sizes}, indent=2, sort_keys=True)
     except TypeError as error:
-        raise CheckpointError(f"the state of step {facts['step']} is not JSON ({error}): use plain values") from error
+        raise CheckpointError(
+            f"the state of step {facts['step']} is not JSON ({error}): use plain values"
+        ) from error
     # Last of all files, so that it never lists one that a power cut could still take away.
     (directory / STATE_FILE).write_text(text + "\n", encoding="utf-8")
     sync(directory / STATE_FILE)

@@ -61,7 +61,11 @@ class Result(Record):
     def of(cls, end: EvalEnd) -> "Result":
         group = end.group
         valid = () if group is None else group.valid_episodes
-        lost = 0 if end.ticket is None or end.how not in ("evaluated", "void") else end.ticket.group_size - len(valid)
+        lost = (
+            0
+            if end.ticket is None or end.how not in ("evaluated", "void")
+            else end.ticket.group_size - len(valid)
+        )
         return cls(
             sequence=end.sequence,
             number=end.number,
@@ -88,7 +92,9 @@ def plan_digest(settings: EvalSection, tasks: Sequence[EvalTask]) -> str:
 class Rounds:
     """The results of the rounds that are not complete."""
 
-    def __init__(self, tasks: Sequence[EvalTask], results: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self, tasks: Sequence[EvalTask], results: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
         self._tasks = tasks
         self._open: dict[int, list[Result]] = defaultdict(list)
         for result in map(Result.model_validate, results):
@@ -116,12 +122,18 @@ class Rounds:
             return set()
         steps = map(schedule.eval_step, range(ended // len(self._tasks), schedule.eval_rounds))
         open_results = chain.from_iterable(self._open.values())
-        issued = {result.issued_at_version.version for result in open_results if result.issued_at_version is not None}
+        issued = {
+            result.issued_at_version.version
+            for result in open_results
+            if result.issued_at_version is not None
+        }
         return issued | set(takewhile(lambda due: due <= step, steps))
 
     def dump(self) -> list[dict[str, Any]]:
         """Return the open rounds as JSON-able values, for the constructor."""
-        return [result.model_dump(mode="json") for results in self._open.values() for result in results]
+        return [
+            result.model_dump(mode="json") for results in self._open.values() for result in results
+        ]
 
 
 def evaluation_line(
@@ -132,7 +144,9 @@ def evaluation_line(
     `step` and `version` are what was judged: the version at which the tickets were issued. The versions that sampled
     the episodes lie between `oldest_version` and `newest_version`. The round's last ticket ended during `settled_step`.
     """
-    issued = [result.issued_at_version for _, result in results if result.issued_at_version is not None]
+    issued = [
+        result.issued_at_version for _, result in results if result.issued_at_version is not None
+    ]
     # Tickets of one round name several versions if the controller died between them: the oldest one is judged. Messages
     # that could not be decoded name none.
     policy = min(issued, key=lambda policy: (policy.version, policy.lineage), default=learner)
@@ -151,8 +165,12 @@ def evaluation_line(
         "oldest_version": min(oldest, default=None),
         "newest_version": max(newest, default=None),
         **measures(results, schedule.eval.samples),
-        "environments": {env_id: _by_category(part, schedule.eval.samples) for env_id, part in by_env.items()},
-        "ends": [[result.sequence, f"eval-{result.number:08d}", result.how] for _, result in results],
+        "environments": {
+            env_id: _by_category(part, schedule.eval.samples) for env_id, part in by_env.items()
+        },
+        "ends": [
+            [result.sequence, f"eval-{result.number:08d}", result.how] for _, result in results
+        ],
     }
 
 
@@ -220,7 +238,9 @@ def _pass_at(results: Results, k: int) -> float | None:
     )
 
 
-def _group_by(results: Results, key: Callable[[EvalTask], str]) -> dict[str, list[tuple[EvalTask, Result]]]:
+def _group_by(
+    results: Results, key: Callable[[EvalTask], str]
+) -> dict[str, list[tuple[EvalTask, Result]]]:
     parts: dict[str, list[tuple[EvalTask, Result]]] = defaultdict(list)
     for task, result in results:
         parts[key(task)].append((task, result))

@@ -21,7 +21,15 @@ from typing import Any, TextIO
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.files import atomic_write, remove_unfinished
 from horizonrl.common.locks import take_lock
-from horizonrl.common.run_dir import EPISODES, EVALS, LEARNER_LOCK, LEDGER, LINEAGES, METRICS, episode_files
+from horizonrl.common.run_dir import (
+    EPISODES,
+    EVALS,
+    LEARNER_LOCK,
+    LEDGER,
+    LINEAGES,
+    METRICS,
+    episode_files,
+)
 from horizonrl.common.types import Group
 
 BLOCK_BYTES = 1 << 20
@@ -36,7 +44,9 @@ def only_learner(run_dir: Path) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / LEARNER_LOCK).open("w", encoding="utf-8") as file:
         if not take_lock(file):
-            raise RunFailed(f"another learner works in {run_dir}: end it, or choose another run.name for this run")
+            raise RunFailed(
+                f"another learner works in {run_dir}: end it, or choose another run.name for this run"
+            )
         yield
 
 
@@ -54,7 +64,11 @@ class Journal:
 
     def rewind(self, step: int) -> None:
         """Remove what was written for steps after `step`, and lines that a crash cut short."""
-        for path, key in ((self._metrics, "step"), (self._ledger, "step"), (self._evaluations, "settled_step")):
+        for path, key in (
+            (self._metrics, "step"),
+            (self._ledger, "step"),
+            (self._evaluations, "settled_step"),
+        ):
             _cut(path, key, step)
         # Starts of a learner are never rolled back; only a line that a crash cut short goes.
         _cut(self._lineages, "lineage", math.inf)
@@ -65,7 +79,9 @@ class Journal:
 
     def lineages(self) -> list[int]:
         """Return the lineages of the learners that started in this directory."""
-        lines = self._lineages.read_bytes().splitlines(keepends=True) if self._lineages.exists() else []
+        lines = (
+            self._lineages.read_bytes().splitlines(keepends=True) if self._lineages.exists() else []
+        )
         return [int(number) for line in lines if math.isfinite(number := _number(line, "lineage"))]
 
     def weights_digest(self, step: int) -> str | None:

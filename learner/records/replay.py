@@ -56,7 +56,9 @@ class Replay:
     end: Checkpoint | None = None
     """What is there, once the last step has been retrained."""
 
-    async def steps(self, start: Checkpoint | None, ledger: Sequence[Mapping[str, Any]]) -> AsyncIterator[ReplayedStep]:
+    async def steps(
+        self, start: Checkpoint | None, ledger: Sequence[Mapping[str, Any]]
+    ) -> AsyncIterator[ReplayedStep]:
         """Retrain the consecutive steps of `ledger`, from `start` on; None starts from the model.
 
         Raises LogGap if the entries after the start have been freed. Raises RunFailed if the log ends before the last
@@ -66,14 +68,20 @@ class Replay:
         if start is not None:
             await self.engine.load(start.path)
             cursor = await resume_position(self.transport, start.cursor, start.mark)
-            waiting = waiting_for(self.schedule, start.state.get("waiting"), held=cursor == start.cursor)
-            collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), cursor, waiting)
+            waiting = waiting_for(
+                self.schedule, start.state.get("waiting"), held=cursor == start.cursor
+            )
+            collector = Collector(
+                self.rules, TicketAccounts.restore(start.state["accounts"]), cursor, waiting
+            )
         reader = await self.log.read(after=collector.read_after)
         for line in ledger:
             step = int(line["step"])
             # Step s trains version s − 1. With the same phase and version the collector decides as it did.
             phase, _ = self.schedule.phase(step - 1)
-            position = LearnerPosition(version=step - 1, phase=phase, wanted=self.schedule.groups_per_step(phase))
+            position = LearnerPosition(
+                version=step - 1, phase=phase, wanted=self.schedule.groups_per_step(phase)
+            )
             collector.begin(position)
             lost: list[tuple[int, int]] = []
             while collector.pending.count(phase) < position.wanted:
@@ -89,12 +97,17 @@ class Replay:
                 lost += [hole for hole in entry.holes if list(hole) not in line.get("holes", ())]
                 if collector.read_again(entry, position):
                     continue
-                if entry.sequence in line.get("never_issued", ()):  # the log alone does not show this
+                if entry.sequence in line.get(
+                    "never_issued", ()
+                ):  # the log alone does not show this
                     collector.pass_over(entry)
                     continue
                 collector.consume(entry, position)
             batch = collector.batch(step - 1)
-            trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit(step - 1).admitted]
+            trained = [
+                [sequence, group.ticket.ticket_id]
+                for sequence, group in collector.commit(step - 1).admitted
+            ]
             if lost and trained != line["trained"]:
                 first, last = lost[0]
                 raise RunFailed(
@@ -102,7 +115,9 @@ class Replay:
                     "may have been trained on: a file of its store is damaged. In a cluster, restart the damaged "
                     f"server without its store; else replay what came before with --to {step - 1}"
                 )
-            self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])
+            self._check_lost(
+                step, equal=trained == line["trained"] and batch.digest() == line["data_digest"]
+            )
             stats = await self.engine.train_step(batch, self.schedule.lr(batch.version))
             frame = self.scratch_dir / "replayed.safetensors"
             yield ReplayedStep(
@@ -130,7 +145,11 @@ class Replay:
 
     def _check_lost(self, step: int, equal: bool) -> None:
         """Raise RunFailed if a step has other groups now, because the broker lost them before a later start."""
-        cuts = [line["from_step"] for line in self.lineages if "log_cut" in line and line["from_step"] >= step]
+        cuts = [
+            line["from_step"]
+            for line in self.lineages
+            if "log_cut" in line and line["from_step"] >= step
+        ]
         if cuts and not equal:
             raise RunFailed(
                 f"the group log lost what step {step} was trained on in a power cut of the broker, before the learner "

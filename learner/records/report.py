@@ -81,10 +81,16 @@ def metrics_line(
     valid = [episode for episode in episodes if episode.valid]
     returns = [episode.episode_return for episode in valid]
     by_env = _by_env(consumed)
-    horizons = {env: max(group.ticket.horizon_turns for group in groups) for env, groups in by_env.items()}
+    horizons = {
+        env: max(group.ticket.horizon_turns for group in groups) for env, groups in by_env.items()
+    }
     trained = [group for _, group in pending.admitted]
     # From the version that was trained, one below the version that the step made.
-    staleness = [policy.version - 1 - group.oldest_version for group in trained if group.ticket.kind is not Kind.DEMO]
+    staleness = [
+        policy.version - 1 - group.oldest_version
+        for group in trained
+        if group.ticket.kind is not Kind.DEMO
+    ]
     generated = sum(episode.generated_tokens for episode in valid)
     line = {
         "phase": phase.value,
@@ -157,7 +163,9 @@ def _outcome(groups: Sequence[Group]) -> dict[str, Any]:
 def processed_tokens(episode: Episode) -> int:
     """Return the tokens that a policy has read or written in an episode: prompts, generations and observations."""
     turns = sum(len(turn.output_ids) + len(turn.observation_ids) for turn in episode.turns)
-    return len(episode.prompt_ids) + sum(len(branch.prompt_ids) for branch in episode.branches) + turns
+    return (
+        len(episode.prompt_ids) + sum(len(branch.prompt_ids) for branch in episode.branches) + turns
+    )
 
 
 def _by_env(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -203,5 +211,9 @@ def _record(metrics: Metrics, quantity: Quantity, value: float) -> None:
 
 
 WITHOUT_LABELS = {metric.name for metric in TABLE["learner"] if not metric.labels}
-MIRRORED = [quantity for quantity in QUANTITIES.values() if quantity.metric and quantity.metric_name in WITHOUT_LABELS]
+MIRRORED = [
+    quantity
+    for quantity in QUANTITIES.values()
+    if quantity.metric and quantity.metric_name in WITHOUT_LABELS
+]
 """Quantities of a step that the learner's metrics have as one number each."""

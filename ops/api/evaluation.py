@@ -50,7 +50,10 @@ def open_evaluation(directory: str | Path) -> Evaluation:
 
 @checked
 def evaluate(
-    model: str | Path, out: str | Path, choice: Choice | None = None, overrides: Mapping[str, Any] | None = None
+    model: str | Path,
+    out: str | Path,
+    choice: Choice | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Play held-out tasks with a model and return the results, which are in the directory `out`.
 
@@ -60,7 +63,14 @@ def evaluate(
     """
     directory = Path(out)
     program = RunningCommand.start(
-        ["eval", str(model), "--out", str(directory), *_choice(choice or Choice()), *words(overrides or {})],
+        [
+            "eval",
+            str(model),
+            "--out",
+            str(directory),
+            *_choice(choice or Choice()),
+            *words(overrides or {}),
+        ],
         directory / OUTPUT,
     )
     try:
@@ -81,4 +91,6 @@ def _choice(choice: Choice) -> Iterator[str]:
     for flag, values in {**lists, "--samples": choice.samples, "--turns": choice.turns}.items():
         if values:
             yield from (flag, *map(str, values))
-    yield from (f"--options.{key}={json.dumps(value, default=str)}" for key, value in choice.options.items())
+    yield from (
+        f"--options.{key}={json.dumps(value, default=str)}" for key, value in choice.options.items()
+    )

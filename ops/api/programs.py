@@ -40,7 +40,11 @@ class RunningCommand:
 
     @classmethod
     def start(
-        cls, words: Sequence[str], output: Path, config: RunConfig | None = None, lock: IO[str] | None = None
+        cls,
+        words: Sequence[str],
+        output: Path,
+        config: RunConfig | None = None,
+        lock: IO[str] | None = None,
     ) -> "RunningCommand":
         """Start `horizonrl WORDS`, with a recipe of `config` as the last word; it writes to the file `output`.
 
@@ -85,7 +89,9 @@ class RunningCommand:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"`horizonrl {self.command}` still runs after {timeout_s:g} s") from None
+            raise TimeoutError(
+                f"`horizonrl {self.command}` still runs after {timeout_s:g} s"
+            ) from None
         # 130 and 143: ended by the signal of `stop`, as it should.
         if code and not (self._stopped and code in (130, 143)):
             raise self._failure(code)
@@ -128,6 +134,11 @@ def start_role(role: Role, config: RunConfig, name: str | None = None) -> Runnin
 
 def longest_stop_s(config: RunConfig) -> float:
     """Return how long a program of this config may take to end: each role has a deadline in the config."""
-    from horizonrl.ops.launch.roles import KILL_S, stop_within_s  # with the HTTP server that roles have
+    from horizonrl.ops.launch.roles import (
+        KILL_S,
+        stop_within_s,
+    )  # with the HTTP server that roles have
 
-    return max(STOP_S, max(stop_within_s(role, config) for role in get_args(Role)) + KILL_S + SPARE_S)
+    return max(
+        STOP_S, max(stop_within_s(role, config) for role in get_args(Role)) + KILL_S + SPARE_S
+    )

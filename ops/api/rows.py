@@ -10,7 +10,9 @@ class Rows(Sequence[Mapping[str, Any]]):
     """Rows in the order of their file. A row is a mapping from a column's name to a JSON value."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._rows = tuple(map(dict, rows))  # plain: a column that a program misspells is no damage of the file
+        self._rows = tuple(
+            map(dict, rows)
+        )  # plain: a column that a program misspells is no damage of the file
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -34,7 +36,9 @@ class Rows(Sequence[Mapping[str, Any]]):
         """Return a value per row; None where a row has none. Raises ConfigError for a column that no row has."""
         columns = self.columns
         if self._rows and name not in columns:
-            raise ConfigError(f"no column {name!r}{did_you_mean(name, columns)} Columns: {', '.join(columns)}")
+            raise ConfigError(
+                f"no column {name!r}{did_you_mean(name, columns)} Columns: {', '.join(columns)}"
+            )
         return [row.get(name) for row in self._rows]
 
     def to_pandas(self) -> Any:

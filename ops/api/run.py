@@ -105,14 +105,19 @@ class Run:
         source, counts = EpisodeFiles(self.directory, held_out=held_out), DatasetCounts()
         yield from dataset_rows(self.config, self.directory, source, counts)
         if left_out := source.unreadable + counts.without_ids:
-            warnings.warn(f"{left_out} episodes of {self.directory} could not be read whole", stacklevel=2)
+            warnings.warn(
+                f"{left_out} episodes of {self.directory} could not be read whole", stacklevel=2
+            )
 
     def follow(self, after_step: int = 0) -> Iterator[RunEvent]:
         """Yield each step and evaluation as it comes, first those that are there; return when nobody trains any more.
 
         A step that a crash has rolled back is yielded again when it is taken again.
         """
-        metrics, evals = GrowingLines(self.directory / METRICS), GrowingLines(self.directory / EVALS)
+        metrics, evals = (
+            GrowingLines(self.directory / METRICS),
+            GrowingLines(self.directory / EVALS),
+        )
         steps, judged = list[tuple[int, int]](), set[tuple[int, int]]()
         while True:
             # Before the files are read: what is written between the two looks is read once more.
@@ -121,7 +126,11 @@ class Run:
             while steps and (len(lines) < len(steps) or _key(lines[len(steps) - 1]) != steps[-1]):
                 steps.pop()
             new = [line for line in lines[len(steps) :] if line["step"] > after_step]
-            fresh = [line for line in rounds if _key(line) not in judged and line["settled_step"] > after_step]
+            fresh = [
+                line
+                for line in rounds
+                if _key(line) not in judged and line["settled_step"] > after_step
+            ]
             steps = [_key(line) for line in lines]
             judged = {_key(line) for line in rounds}
             yield from self._events(new, fresh)
@@ -131,7 +140,10 @@ class Run:
 
     def _events(self, new: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> Iterator[RunEvent]:
         """Yield steps and evaluations in the order in which they were complete."""
-        total, remaining = self.config.total_steps if new or fresh else 0, sorted(fresh, key=_settled)
+        total, remaining = (
+            self.config.total_steps if new or fresh else 0,
+            sorted(fresh, key=_settled),
+        )
         for line in new:
             while remaining and _settled(remaining[0]) <= line["step"]:
                 yield RunEvent("evaluation", remaining[0]["version"], total, remaining.pop(0))
@@ -146,7 +158,10 @@ class Run:
         time.sleep(seconds)
 
     def evaluate(
-        self, out: str | Path, choice: Choice | None = None, overrides: Mapping[str, Any] | None = None
+        self,
+        out: str | Path,
+        choice: Choice | None = None,
+        overrides: Mapping[str, Any] | None = None,
     ) -> Evaluation:
         """Play held-out tasks with the run's best version, else its newest, as `horizonrl eval RUN` does."""
         return evaluate(self.directory, out, choice, overrides)

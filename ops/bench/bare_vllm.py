@@ -51,7 +51,9 @@ async def main(model_dir: str, max_context_tokens: int, slots: int, kv_cache_mib
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            async for output in engine.generate({"prompt_token_ids": ids}, params, str(next(numbers))):
+            async for output in engine.generate(
+                {"prompt_token_ids": ids}, params, str(next(numbers))
+            ):
                 sampled += len(output.outputs[0].token_ids)
         return sampled
 
@@ -66,6 +68,10 @@ async def main(model_dir: str, max_context_tokens: int, slots: int, kv_cache_mib
 
 if __name__ == "__main__":
     # Before vLLM's import, as in our actor.
-    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))

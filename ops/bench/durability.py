@@ -38,7 +38,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
     """Yield a case per size of message, in which every setting publishes in turns."""
     numbers = count()
     async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-")))
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-"))
+        )
         brokers: dict[str, BrokerSection] = {}
         for durability, replicas in SETTINGS:
             folder = directory / f"{durability}-{replicas}"
@@ -59,7 +61,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
             yield Case(f"{name} of {size:,} bytes, {next(iter(sides))}", sides)
 
 
-async def _publish(broker: BrokerSection, numbers: Iterator[int], messages: int, payload: bytes) -> Mapping[str, float]:
+async def _publish(
+    broker: BrokerSection, numbers: Iterator[int], messages: int, payload: bytes
+) -> Mapping[str, float]:
     """Publish with AT_ONCE messages in flight, each confirmed."""
     remaining = islice(numbers, messages)
     async with connected("bench", broker) as transport:
@@ -69,4 +73,6 @@ async def _publish(broker: BrokerSection, numbers: Iterator[int], messages: int,
                 # A new id each time: the server would drop a repeated one without storing it.
                 await transport.publish("groups.train", payload, message_id=str(number))
 
-        return await rate("messages/s", messages, lambda: asyncio.gather(*(publish() for _ in range(AT_ONCE))))()
+        return await rate(
+            "messages/s", messages, lambda: asyncio.gather(*(publish() for _ in range(AT_ONCE)))
+        )()

@@ -63,7 +63,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
 
 def _playable() -> list[str]:
     """Return the environments that can be played here."""
-    names = [name for name in registry.names() if name != "served" and not name.startswith("agentgym-")]
+    names = [
+        name for name in registry.names() if name != "served" and not name.startswith("agentgym-")
+    ]
     return [name for name in names if not _needs_more(name)]
 
 
@@ -99,7 +101,9 @@ async def _games(env_id: str) -> list[Game]:
     return games
 
 
-async def _here(env_id: str, games: Sequence[Game], clients: int, seconds: float) -> Mapping[str, float]:
+async def _here(
+    env_id: str, games: Sequence[Game], clients: int, seconds: float
+) -> Mapping[str, float]:
     process, lag = psutil.Process(), LoopLag()
     before = process.memory_info().rss
     watch = asyncio.create_task(lag.watch())
@@ -141,7 +145,9 @@ async def _play(
                 await turn()
                 await environment.step(reply)
                 steps += 1
-                await asyncio.sleep(0)  # an environment that never waits would keep the loop for itself
+                await asyncio.sleep(
+                    0
+                )  # an environment that never waits would keep the loop for itself
                 if time.perf_counter() >= end:
                     return
 
@@ -150,7 +156,9 @@ async def _play(
     await asyncio.gather(*(environment.reset(games[0][0]) for environment in environments))
     cpu_s, began = time.process_time(), time.perf_counter()
     end = began + seconds
-    orders = (islice(cycle(games), client_number % len(games), None) for client_number in range(clients))
+    orders = (
+        islice(cycle(games), client_number % len(games), None) for client_number in range(clients)
+    )
     await asyncio.gather(*map(client, environments, orders))
     elapsed_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
     await asyncio.gather(*(environment.close() for environment in environments))
@@ -171,7 +179,9 @@ async def serving(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Proce
         async with asyncio.timeout(START_S):
             line = (await process.stdout.readline()).decode()
         if not line:
-            raise RunFailed(f"the server of {env_id} ended at startup: run `horizonrl envs serve {env_id}` to see why")
+            raise RunFailed(
+                f"the server of {env_id} ended at startup: run `horizonrl envs serve {env_id}` to see why"
+            )
         yield psutil.Process(process.pid), line.split(": ")[1].strip().removesuffix(f"/{env_id}")
     finally:
         if process.returncode is None:

@@ -58,14 +58,18 @@ async def _second_version(followers: int, hosts: int, whole: bool) -> Mapping[st
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-")))
         server = await opened.enter_async_context(EmbeddedServer(folder / "nats"))
         broker = BrokerSection(url=server.url)
-        controller = await opened.enter_async_context(connected("followers", broker, Role.CONTROLLER))
+        controller = await opened.enter_async_context(
+            connected("followers", broker, Role.CONTROLLER)
+        )
         copies = []
         for number in range(followers):
             directory = folder / f"host-{number % hosts}"
             directory.mkdir(exist_ok=True)
             transport = await opened.enter_async_context(connected("followers", broker, Role.ACTOR))
             copies.append(Shadow(transport, directory, Metrics()))
-        publisher = WeightsPublisher(controller, Fence(controller), folder / "weights", share_files=False)
+        publisher = WeightsPublisher(
+            controller, Fence(controller), folder / "weights", share_files=False
+        )
         chance = np.random.default_rng(0)
         floats = chance.normal(0, 0.02, FRAME_BYTES // 2).astype(np.float32)
         words_W = (floats.view(np.uint32) >> 16).astype(np.uint16)
@@ -85,13 +89,19 @@ async def _load(shadow: Shadow, manifest: WeightsManifest) -> None:
 
 
 async def _publish(
-    publisher: WeightsPublisher, transport: Transport, policy: PolicyVersion, words_W: Any, whole: bool
+    publisher: WeightsPublisher,
+    transport: Transport,
+    policy: PolicyVersion,
+    words_W: Any,
+    whole: bool,
 ) -> WeightsManifest:
     """Publish a version as the learner does, or as a whole frame; return its manifest."""
     file = publisher.path_for(policy)
     entry = {"dtype": "BF16", "shape": list(words_W.shape), "data_offsets": [0, words_W.nbytes]}
     header = json.dumps({"model.weight": entry}).encode()
-    await asyncio.to_thread(file.write_bytes, len(header).to_bytes(8, "little") + header + words_W.tobytes())
+    await asyncio.to_thread(
+        file.write_bytes, len(header).to_bytes(8, "little") + header + words_W.tobytes()
+    )
     digest = await asyncio.to_thread(digest_file, file)
     if whole:
         return await publish_frame(transport, file, policy, digest)
@@ -103,5 +113,8 @@ async def _publish(
 
 async def _out_bytes(server: EmbeddedServer) -> float:
     """Return the bytes that the server has sent to all clients since it started."""
-    async with aiohttp.ClientSession() as session, session.get(f"{server.monitoring}/varz") as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{server.monitoring}/varz") as answer,
+    ):
         return float((await answer.json())["out_bytes"])

@@ -47,7 +47,9 @@ def _planes(words: Words) -> bytes:
 
 
 def _words(planes: bytes) -> Words:
-    return np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(2, -1).T).view(np.uint16)[:, 0]
+    return np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(2, -1).T).view(np.uint16)[
+        :, 0
+    ]
 
 
 def _xor_planes(old: Words, new: Words) -> bytes:
@@ -65,7 +67,9 @@ def _gaps(old: Words, new: Words) -> bytes:
     skips = gaps // 255
     out = np.full(len(gaps) + int(skips.sum()), 255, np.uint8)
     out[np.cumsum(skips + 1) - 1] = gaps % 255
-    return len(out).to_bytes(8, "little") + _zstd(out.tobytes() + _planes(old[positions] ^ new[positions]))
+    return len(out).to_bytes(8, "little") + _zstd(
+        out.tobytes() + _planes(old[positions] ^ new[positions])
+    )
 
 
 def _apply_gaps(image: Words, data: bytes) -> None:

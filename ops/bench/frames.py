@@ -17,14 +17,21 @@ RATES = (1e-6, 1e-5, 4e-5)
 WARM_UP_STEPS = 14
 """Before the first frame: Adam's first steps move every weight by the whole rate, until its moments have settled."""
 WARM_UP_RATE = 1e-5
-PROMPTS = ("Name a colour.", "Write a sentence about a door.", "How do you make a stick?", "Count to five.")
+PROMPTS = (
+    "Name a colour.",
+    "Write a sentence about a door.",
+    "How do you make a stick?",
+    "Count to five.",
+)
 BATCHES = 4
 """They come again and again, which saves sampling; a run has new ones for each step."""
 GROUP = 4
 NEW_TOKENS = 24
 
 
-def made_frames(model_dir: Path, directory: Path, threads: int = 1) -> list[tuple[float, Path, Path]]:
+def made_frames(
+    model_dir: Path, directory: Path, threads: int = 1
+) -> list[tuple[float, Path, Path]]:
     """Return for each rate the weights before and after a step at it, from `directory` if they are there already."""
     frames = [directory / f"frame-{index}.safetensors" for index in range(len(RATES) + 1)]
     if not all(frame.is_file() for frame in frames):
@@ -34,7 +41,9 @@ def made_frames(model_dir: Path, directory: Path, threads: int = 1) -> list[tupl
 
 
 def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
-    engine = make_engine(EngineSettings(model_dir, backend="torch", threads=threads, weight_decay=0.01))
+    engine = make_engine(
+        EngineSettings(model_dir, backend="torch", threads=threads, weight_decay=0.01)
+    )
     try:
         batches = list(sampled_batches(model_dir, BATCHES))
         for step, rate in enumerate((*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)):
@@ -62,11 +71,14 @@ def sampled_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> 
         for group, prompt in enumerate(itertools.islice(prompts, groups)):
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"].repeat(GROUP, 1)
             with torch.no_grad():
-                answers = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, pad_token_id=0)
+                answers = model.generate(
+                    ids, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, pad_token_id=0
+                )
                 logits = model(answers[:, :-1]).logits.float()
             logprobs = logits.log_softmax(-1).gather(-1, answers[:, 1:, None])[..., 0].numpy()
             traces += [
-                _trace(answer, row, ids.shape[1], group) for answer, row in zip(answers.numpy(), logprobs, strict=True)
+                _trace(answer, row, ids.shape[1], group)
+                for answer, row in zip(answers.numpy(), logprobs, strict=True)
             ]
         yield Batch(tuple(traces), step)
 

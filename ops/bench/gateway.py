@@ -70,7 +70,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
         async with Gateway(timed, chat).open() as gateway:
             rollout = Rollout(timed, chat, None, 30.0, gateway=gateway)
 
-            async def converse(way: Callable[[Rollout, int], Awaitable[None]]) -> Mapping[str, float]:
+            async def converse(
+                way: Callable[[Rollout, int], Awaitable[None]],
+            ) -> Mapping[str, float]:
                 timed.clear()
                 await way(rollout, next(numbers))
                 return {"tokens/s": timed.tokens_per_s}
@@ -85,7 +87,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
 
 async def _start_policy(small: bool) -> tuple[Policy, ChatTemplate]:
     if small:
-        return ScriptedPolicy(max_context_tokens=1 << 14, token_s=SMALL_TOKEN_S), ChatTemplate(make_tokenizer())
+        return ScriptedPolicy(max_context_tokens=1 << 14, token_s=SMALL_TOKEN_S), ChatTemplate(
+            make_tokenizer()
+        )
     model_dir = resolve_model("smollm2-135m-instruct")
     policy = await factory("vllm")(InferenceSettings(model_dir, CONTEXT_TOKENS, slots=TALKERS))
     return policy, ChatTemplate.load(model_dir)
@@ -129,7 +133,9 @@ async def _play_all(make: Make, rollout: Rollout, number: int) -> None:
         ]
     for episode in (task.result() for task in episodes):
         if len(episode.turns) != CALLS:
-            raise RunFailed(f"an episode has {len(episode.turns)} turns instead of {CALLS}: {episode.error}")
+            raise RunFailed(
+                f"an episode has {len(episode.turns)} turns instead of {CALLS}: {episode.error}"
+            )
 
 
 def _ticket(talker_number: int, number: int) -> Ticket:

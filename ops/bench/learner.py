@@ -37,7 +37,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
     torch.set_num_threads(1)
     turns = 3 if request.small else 30
     batches = {
-        "learner step, one turn": make_batch(1 if request.small else 2, turns=1, generated=110, observed=0),
+        "learner step, one turn": make_batch(
+            1 if request.small else 2, turns=1, generated=110, observed=0
+        ),
         f"learner step, {turns} turns": make_batch(1, turns=turns, generated=8, observed=16),
     }
     with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as name:
@@ -71,7 +73,9 @@ def make_batch(groups: int, turns: int, generated: int, observed: int, seed: int
                 read = about(observed) if observed and turn + 1 < turns else 0
                 places += [np.full(tokens, turn), np.full(read, -1)]
             turns_L = np.concatenate(places).astype(np.int32)
-            ids_L = np.concatenate([prompt, rng.integers(3, 500, len(turns_L) - PROMPT_TOKENS)]).astype(np.int32)
+            ids_L = np.concatenate(
+                [prompt, rng.integers(3, 500, len(turns_L) - PROMPT_TOKENS)]
+            ).astype(np.int32)
             rewards_L = np.zeros(len(ids_L), np.float32)
             rewards_L[-1] = rng.normal()
             traces.append(
@@ -91,7 +95,9 @@ def our_step(model_dir: Path, batch: Batch) -> Step:
     from horizonrl.learner.engine.api import EngineSettings
     from horizonrl.learner.engine.registry import make_engine
 
-    engine = make_engine(EngineSettings(model_dir, backend="torch", micro_batch_tokens=MICRO_BATCH_TOKENS))
+    engine = make_engine(
+        EngineSettings(model_dir, backend="torch", micro_batch_tokens=MICRO_BATCH_TOKENS)
+    )
 
     def step() -> None:
         engine.train_step(batch, RATE)
@@ -110,7 +116,10 @@ def bare_step(model_dir: Path, batch: Batch) -> Step:
 
     def loss_of(traces: Sequence[Trace]) -> Any:
         width = max(len(trace.ids_L) for trace in traces)
-        ids_BT, mask_BT = torch.zeros(len(traces), width, dtype=torch.int64), torch.zeros(len(traces), width).bool()
+        ids_BT, mask_BT = (
+            torch.zeros(len(traces), width, dtype=torch.int64),
+            torch.zeros(len(traces), width).bool(),
+        )
         old_BT = torch.zeros(len(traces), width)
         for row, trace in enumerate(traces):
             length = len(trace.ids_L)
@@ -120,7 +129,9 @@ def bare_step(model_dir: Path, batch: Batch) -> Step:
         hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
         logits_NV = model.lm_head(hidden_BTD[:, :-1][mask_BT[:, 1:]]).float()
         logprobs_N = log_softmax(logits_NV, -1).gather(1, ids_BT[mask_BT][:, None])[:, 0]
-        advantages_N = torch.cat([torch.full((t.trained_tokens,), float(t.rewards_L.sum())) for t in traces])
+        advantages_N = torch.cat(
+            [torch.full((t.trained_tokens,), float(t.rewards_L.sum())) for t in traces]
+        )
         ratio_N = (logprobs_N - old_BT[mask_BT]).clamp(-20, 20).exp()
         clipped_N = ratio_N.clamp(1 - _CLIP_LOW, 1 + _CLIP_HIGH)
         return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N).sum() / tokens
@@ -166,13 +177,21 @@ def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
 
     def loss_of(traces: Sequence[Trace]) -> Any:
         width = max(len(trace.ids_L) for trace in traces) - PROMPT_TOKENS
-        columns = {name: torch.zeros(len(traces), width) for name in ("ids", "mask", "trained", "old")}
+        columns = {
+            name: torch.zeros(len(traces), width) for name in ("ids", "mask", "trained", "old")
+        }
         for row, trace in enumerate(traces):
             length = len(trace.ids_L) - PROMPT_TOKENS
             columns["mask"][row, :length] = 1
-            for name, values in (("ids", trace.ids_L), ("trained", trace.mask_L), ("old", trace.logprobs_L)):
+            for name, values in (
+                ("ids", trace.ids_L),
+                ("trained", trace.mask_L),
+                ("old", trace.logprobs_L),
+            ):
                 columns[name][row, :length] = torch.from_numpy(values[PROMPT_TOKENS:])
-        prompts = torch.stack([torch.from_numpy(trace.ids_L[:PROMPT_TOKENS].astype(np.int64)) for trace in traces])
+        prompts = torch.stack(
+            [torch.from_numpy(trace.ids_L[:PROMPT_TOKENS].astype(np.int64)) for trace in traces]
+        )
         return trainer._compute_loss(
             model,
             {
@@ -220,8 +239,12 @@ class _Masters:
     def __init__(self, model: Any) -> None:
         import torch
 
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._flat = torch.cat([parameter.detach().float().flatten() for parameter in self._parameters])
+        self._parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
+        self._flat = torch.cat(
+            [parameter.detach().float().flatten() for parameter in self._parameters]
+        )
         self._flat.grad = torch.zeros_like(self._flat)
         self._adamw = torch.optim.AdamW([self._flat], lr=RATE, weight_decay=0.0, fused=True)
 
@@ -242,4 +265,7 @@ class _Masters:
 
     def _views(self, flat: Any) -> list[Any]:
         pieces = flat.split([parameter.numel() for parameter in self._parameters])
-        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)]
+        return [
+            piece.view_as(parameter)
+            for piece, parameter in zip(pieces, self._parameters, strict=True)
+        ]

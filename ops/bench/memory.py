@@ -64,7 +64,8 @@ def episode(tokens: int) -> Batch:
     turns = max(1, -(-(tokens - PROMPT_TOKENS) // (TURN_TOKENS + READ_TOKENS) * 5 // 4))
     (trace, *_) = make_batch(1, turns=turns, generated=TURN_TOKENS, observed=READ_TOKENS).traces
     cut = {
-        name: getattr(trace, name)[:tokens] for name in ("ids_L", "turns_L", "logprobs_L", "versions_L", "rewards_L")
+        name: getattr(trace, name)[:tokens]
+        for name in ("ids_L", "turns_L", "logprobs_L", "versions_L", "rewards_L")
     }
     return Batch((type(trace)(**cut, group=0),), version=1)
 

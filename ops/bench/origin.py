@@ -13,7 +13,10 @@ def commit_of_program() -> str:
     root = Path(__file__).parents[1]
     try:
         described = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+            ["git", "-C", str(root), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except FileNotFoundError:
         return "unknown"
@@ -30,4 +33,6 @@ def processor() -> str | None:
     """Return the processor's name; None where the system does not tell it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None
+    )

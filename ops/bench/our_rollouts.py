@@ -44,7 +44,9 @@ class Recorded:
 async def main(model_dir: str, max_context_tokens: int, slots: int, kv_cache_mib: int) -> None:
     """Start the engine, then play what stdin asks for until it ends."""
     policy = await factory("vllm")(
-        InferenceSettings(Path(model_dir), max_context_tokens, slots=slots, kv_cache_mib=kv_cache_mib)
+        InferenceSettings(
+            Path(model_dir), max_context_tokens, slots=slots, kv_cache_mib=kv_cache_mib
+        )
     )
     chat, tasks = ChatTemplate.load(Path(model_dir)), registry.tasks("textcraft", OPTIONS)
     print(json.dumps({"ready": True}), flush=True)
@@ -68,7 +70,9 @@ async def main(model_dir: str, max_context_tokens: int, slots: int, kv_cache_mib
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             played = [
-                group.create_task(play(lambda: registry.make("textcraft", OPTIONS), rollout, ticket, 0))
+                group.create_task(
+                    play(lambda: registry.make("textcraft", OPTIONS), rollout, ticket, 0)
+                )
                 for ticket in tickets
             ]
         seconds = time.perf_counter() - started

@@ -33,7 +33,9 @@ class Program:
             while line := await self._process.stdout.readline():
                 if line.startswith(b"{"):  # libraries print here too
                     return json.loads(line)
-        raise RunFailed(f"{self._module} ended: run `{sys.executable} -m {self._module}` to see why")
+        raise RunFailed(
+            f"{self._module} ended: run `{sys.executable} -m {self._module}` to see why"
+        )
 
 
 @asynccontextmanager

@@ -25,7 +25,17 @@ from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import MissingDependency, RunFailed
-from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Task, Ticket, Turn, VersionSpan
+from horizonrl.common.types import (
+    Episode,
+    Group,
+    Kind,
+    Provenance,
+    StopReason,
+    Task,
+    Ticket,
+    Turn,
+    VersionSpan,
+)
 from horizonrl.ops.bench.case import Case, Request, Side, rate
 
 AT_ONCE = 8
@@ -56,7 +66,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
             del ways[peer]
     numbers = count()
     async with contextlib.AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-")))
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-"))
+        )
         sides = {}
         for index, (name, way) in enumerate(ways.items()):
             carry = await stack.enter_async_context(way(directory / str(index)))
@@ -80,7 +92,9 @@ def _group(number: int) -> Group:
     """Return a group whose numbers and texts do not repeat, as those of a real one do not."""
 
     def turn(index: int) -> Turn:
-        ids = tuple((number * 7919 + index * 104729 + token * 31) % 49152 for token in range(TURN_TOKENS))
+        ids = tuple(
+            (number * 7919 + index * 104729 + token * 31) % 49152 for token in range(TURN_TOKENS)
+        )
         return Turn(
             output_ids=ids,
             logprobs=tuple(-(identity % 997) / 300 for identity in ids),
@@ -127,7 +141,10 @@ async def _published(groups: list[Group], publish: Callable[[Group], Awaitable[A
 
 @asynccontextmanager
 async def _ours(directory: Path) -> AsyncIterator[Carry]:
-    async with EmbeddedServer(directory) as server, connected("bench", BrokerSection(url=server.url)) as transport:
+    async with (
+        EmbeddedServer(directory) as server,
+        connected("bench", BrokerSection(url=server.url)) as transport,
+    ):
         log = GroupLog(transport)
         reader = await log.read(after=0)
 
@@ -155,7 +172,9 @@ async def _jetstream(directory: Path) -> AsyncIterator[Carry]:
 
         async def carry(groups: list[Group]) -> None:
             async def publish(group: Group) -> None:
-                await stream.publish("raw", _pack(group), headers={"Nats-Msg-Id": group.ticket.ticket_id})
+                await stream.publish(
+                    "raw", _pack(group), headers={"Nats-Msg-Id": group.ticket.ticket_id}
+                )
 
             async def read() -> None:
                 seen = 0
@@ -263,4 +282,6 @@ async def _answering(client: Any) -> None:
                     return
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise RunFailed(f"redis-server did not answer within {START_S:g} s: start it by hand to see why") from None
+        raise RunFailed(
+            f"redis-server did not answer within {START_S:g} s: start it by hand to see why"
+        ) from None

@@ -75,7 +75,9 @@ def measure_and_print(modules: Mapping[str, str], request: Request, json_file: P
         if json_file is not None:  # after each group: what took an hour outlives an interruption
             json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _print(report)
-    missed = [row for row in report["rows"] if row["goal"] is not None and row["ratio"] < row["goal"]]
+    missed = [
+        row for row in report["rows"] if row["goal"] is not None and row["ratio"] < row["goal"]
+    ]
     return 0 if request.small or not (missed or report["not_measured"]) else 1
 
 

@@ -26,7 +26,17 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.common.state import Progress
-from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Task, Ticket, Turn, VersionSpan
+from horizonrl.common.types import (
+    Episode,
+    Group,
+    Kind,
+    Provenance,
+    StopReason,
+    Task,
+    Ticket,
+    Turn,
+    VersionSpan,
+)
 from horizonrl.ops.bench.case import Case, Request, Side, constant
 from horizonrl.ops.bench.programs import program
 from horizonrl.ops.bench.rollouts import CONTEXT_TOKENS
@@ -77,7 +87,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
         model_dir = request.model_dir(directory)
         kv_cache_mib = SMALL_KV_CACHE_MIB if request.small else KV_CACHE_MIB
         recipe = directory / "recipe.toml"
-        text = RECIPE.format(directory=directory, model=model_dir, context=CONTEXT_TOKENS, kv_cache_mib=kv_cache_mib)
+        text = RECIPE.format(
+            directory=directory, model=model_dir, context=CONTEXT_TOKENS, kv_cache_mib=kv_cache_mib
+        )
         recipe.write_text(text, encoding="utf-8")
         start = partial(_start, recipe, model_dir, count())
         words = [str(word) for word in (model_dir, CONTEXT_TOKENS, SLOTS, kv_cache_mib)]
@@ -88,7 +100,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
         }
         yield Case("actor start to first ticket", actor, {BARE: 1.0, GOAL: 1.0})
         yield Case("learner start to first step", {"ours": partial(start, "learner", _stepped)})
-        yield Case("controller start to first ticket", {"ours": partial(start, "controller", _issued)})
+        yield Case(
+            "controller start to first ticket", {"ours": partial(start, "controller", _issued)}
+        )
 
 
 async def _start_bare(words: Sequence[str]) -> Mapping[str, float]:
@@ -97,7 +111,9 @@ async def _start_bare(words: Sequence[str]) -> Mapping[str, float]:
         return {"s": time.perf_counter() - started, "MiB": resident_mib(bare.pid)}
 
 
-async def _start(recipe: Path, model_dir: Path, numbers: Iterator[int], role: str, done: Done) -> Mapping[str, float]:
+async def _start(
+    recipe: Path, model_dir: Path, numbers: Iterator[int], role: str, done: Done
+) -> Mapping[str, float]:
     """Start a role on a broker of its own; return the seconds until `done`, and its memory then."""
     directory = recipe.parent / str(next(numbers))
     async with EmbeddedServer(directory / "nats") as server:
@@ -159,14 +175,25 @@ async def _prepare(transport: Transport, config: RunConfig, model_dir: Path) -> 
         Episode(
             index=index,
             prompt_ids=tuple(range(10, 40)),
-            turns=(Turn(output_ids=(5, 6, 7, 8), logprobs=(-1.0,) * 4, spans=(span,), reward=float(index % 2)),),
+            turns=(
+                Turn(
+                    output_ids=(5, 6, 7, 8),
+                    logprobs=(-1.0,) * 4,
+                    spans=(span,),
+                    reward=float(index % 2),
+                ),
+            ),
             stop=StopReason.TERMINATED,
         )
         for index in range(ticket.group_size)
     )
-    provenance = Provenance(actor="bench", model_digest=identity["model"], template_digest=identity["template"])
+    provenance = Provenance(
+        actor="bench", model_digest=identity["model"], template_digest=identity["template"]
+    )
     # Already there: what the actor makes of the ticket is refused as a repeat, and need not be any good.
-    await GroupLog(transport).publish(Group(ticket=ticket, episodes=episodes, provenance=provenance))
+    await GroupLog(transport).publish(
+        Group(ticket=ticket, episodes=episodes, provenance=provenance)
+    )
 
 
 def _first_task() -> str:
@@ -176,7 +203,9 @@ def _first_task() -> str:
 
 
 @asynccontextmanager
-async def _role(role: str, recipe: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _role(
+    role: str, recipe: Path, *options: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
         *horizonrl_command(role, str(recipe), *options), **detached(asyncio.subprocess.DEVNULL)
     )

@@ -35,11 +35,16 @@ def talk(task: dict[str, Any]) -> None:
         request = urllib.request.Request(
             f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
             json.dumps({"messages": messages}).encode(),
-            {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"},
+            {
+                "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
+                "Content-Type": "application/json",
+            },
         )
         with urllib.request.urlopen(request) as answer:
             messages.append(json.load(answer)["choices"][0]["message"])
-    Path("reward.json").write_text("1", encoding="utf-8")  # a grader would start next to programs that are still timed
+    Path("reward.json").write_text(
+        "1", encoding="utf-8"
+    )  # a grader would start next to programs that are still timed
 
 
 class Talk:

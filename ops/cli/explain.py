@@ -16,7 +16,9 @@ def explain(name: str) -> str:
     rows = [key for key in keys() if name in (key.section, f"{key.section}.{key.name}")]
     if not rows:
         names = [f"{key.section}.{key.name}" for key in keys()]
-        raise ConfigError(f"{name}: no such key{did_you_mean(name, names)} Keys are written section.key")
+        raise ConfigError(
+            f"{name}: no such key{did_you_mean(name, names)} Keys are written section.key"
+        )
     return "\n\n".join(map(_text, rows))
 
 

@@ -11,7 +11,9 @@ from horizonrl.common.errors import ConfigError, did_you_mean
 
 WIDTH = 80
 """Columns of what argparse does not wrap: it fits any terminal."""
-SETTING = "Set any key of the config with --section.key VALUE. Write lists and tables as JSON. Defaults:"
+SETTING = (
+    "Set any key of the config with --section.key VALUE. Write lists and tables as JSON. Defaults:"
+)
 SETTING_OF_ROLE = (
     "Set a key of the config with --section.key VALUE. Give all roles the same recipes; this one reads these keys "
     "(defaults):"
@@ -33,7 +35,9 @@ class CommandParser(argparse.ArgumentParser):
             self.formatter_class = argparse.RawDescriptionHelpFormatter
             self.description = textwrap.fill(self.description or "", WIDTH)
             setting = textwrap.wrap(SETTING if self.sections is None else SETTING_OF_ROLE, WIDTH)
-            self.epilog = "\n".join([*setting, *_key_lines(self.sections), "", *textwrap.wrap(SHOWING, WIDTH)])
+            self.epilog = "\n".join(
+                [*setting, *_key_lines(self.sections), "", *textwrap.wrap(SHOWING, WIDTH)]
+            )
         return super().format_help()
 
 
@@ -68,7 +72,9 @@ class Commands:
     def listed(self) -> str:
         """Return a line for each command, or more where its summary is long."""
         return "\n".join(
-            textwrap.fill(summary, WIDTH, initial_indent=f"  {name:11}  ", subsequent_indent=" " * 15)
+            textwrap.fill(
+                summary, WIDTH, initial_indent=f"  {name:11}  ", subsequent_indent=" " * 15
+            )
             for name, summary in self.summaries.items()
         )
 
@@ -100,7 +106,9 @@ def bounded(least: float, most: float = math.inf) -> Callable[[str], float]:
 def integers(text: str) -> tuple[int, ...]:
     """Read `0,1,2`."""
     if not all(part.isdecimal() for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r}: give integers separated by commas, such as 0,1,2")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give integers separated by commas, such as 0,1,2"
+        )
     return tuple(int(part) for part in text.split(","))
 
 
@@ -108,7 +116,9 @@ def new_file(text: str) -> Path:
     """Read the path of a file to write. What cannot be written is refused before the work, not after it."""
     file = Path(text)
     if not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no directory {file.parent}: name a file in an existing directory")
+        raise argparse.ArgumentTypeError(
+            f"no directory {file.parent}: name a file in an existing directory"
+        )
     if file.is_dir():
         raise argparse.ArgumentTypeError(f"{file} is a directory: name a file in it")
     return file
@@ -117,7 +127,9 @@ def new_file(text: str) -> Path:
 def host_name(text: str) -> str:
     """Read a name or an address of a server, as certificates hold it."""
     if not text.isascii() or not text.isprintable() or not text or " " in text:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a name or an address, such as broker.example.org")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give a name or an address, such as broker.example.org"
+        )
     return text
 
 
@@ -153,7 +165,9 @@ def _sections() -> Mapping[str, Mapping[str, Any]]:
     for name, values in shown.items():
         if isinstance(values, dict):
             # An empty table is a key with free contents.
-            inner = {key: value for key, value in values.items() if isinstance(value, dict) and value}
+            inner = {
+                key: value for key, value in values.items() if isinstance(value, dict) and value
+            }
             sections[name] = {key: value for key, value in values.items() if key not in inner}
             sections |= {f"{name}.{key}": value for key, value in inner.items()}
     return sections
@@ -164,7 +178,9 @@ def _key_lines(sections: Sequence[str] | None) -> Iterator[str]:
         if sections is not None and section.partition(".")[0] not in sections:
             continue
         keys = " ".join(f"{key}={_default(value)}" for key, value in values.items())
-        yield from textwrap.wrap(keys, WIDTH, initial_indent=f"  {f'--{section}.':15}", subsequent_indent=" " * 17)
+        yield from textwrap.wrap(
+            keys, WIDTH, initial_indent=f"  {f'--{section}.':15}", subsequent_indent=" " * 17
+        )
     if sections is None or "envs" in sections:
         yield '  --envs         \'[{"id": "textcraft"}]\'  all of them; in recipes [[envs]]'
 
@@ -172,4 +188,6 @@ def _key_lines(sections: Sequence[str] | None) -> Iterator[str]:
 def _default(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -17,9 +17,14 @@ def show_version(run_dir: Path, version: int) -> int:
     line = next((line for line in files.ledger if line["version"] == version), None)
     if line is None:
         newest = files.ledger[-1]["version"]
-        raise ConfigError(f"no version {version} in the ledger of {run_dir}: it holds 1 to {newest}")
+        raise ConfigError(
+            f"no version {version} in the ledger of {run_dir}: it holds 1 to {newest}"
+        )
     table = Table(
-        "ticket", "sequence", "end", title=f"version {version}: step {line['step']} of lineage {line['lineage']}"
+        "ticket",
+        "sequence",
+        "end",
+        title=f"version {version}: step {line['step']} of lineage {line['lineage']}",
     )
     for end in step_ends(line):
         table.add_row(end.ticket, str(end.sequence), _how(end))
@@ -29,9 +34,18 @@ def show_version(run_dir: Path, version: int) -> int:
         console.print(f"{name.replace('_', ' ')}: {line[name]}", highlight=False)
     resumed = {start["lineage"]: start for start in files.lineages}.get(line["lineage"])
     if resumed is not None and resumed["from_step"]:
-        changed = ", ".join(f"{key} {old} → {new}" for key, (old, new) in resumed["changed"].items()) or "nothing"
-        console.print(f"lineage {line['lineage']} resumed from step {resumed['from_step']}, changed: {changed}")
-    console.print(f"episodes: {run_dir / 'episodes' / f'step-{version:06d}.jsonl'}", highlight=False, soft_wrap=True)
+        changed = (
+            ", ".join(f"{key} {old} → {new}" for key, (old, new) in resumed["changed"].items())
+            or "nothing"
+        )
+        console.print(
+            f"lineage {line['lineage']} resumed from step {resumed['from_step']}, changed: {changed}"
+        )
+    console.print(
+        f"episodes: {run_dir / 'episodes' / f'step-{version:06d}.jsonl'}",
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 
@@ -39,7 +53,9 @@ def show_ticket(run_dir: Path, ticket_id: str) -> int:
     """Print how a ticket ended, and which version it went into."""
     end = next((end for end in _files(run_dir).ends() if end.ticket == ticket_id), None)
     if end is None:
-        raise ConfigError(f"no ticket {ticket_id} has ended in {run_dir}: ids look like train-00000042")
+        raise ConfigError(
+            f"no ticket {ticket_id} has ended in {run_dir}: ids look like train-00000042"
+        )
     if end.held_out:
         text = f"{end.how}, in the evaluation of version {end.version}"
     else:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from horizonrl.common.errors import ConfigError, did_you_mean
-from horizonrl.ops.cli.commands import benchmarks, evaluation, inspection, publishing, setup, training
+from horizonrl.ops.cli.commands import (
+    benchmarks,
+    evaluation,
+    inspection,
+    publishing,
+    setup,
+    training,
+)
 from horizonrl.ops.cli.help import CommandParser, Commands, refuse_overrides, refuse_unknown
 from horizonrl.ops.cli.overrides import split_overrides
 
@@ -20,7 +27,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         words = [setup.BROKER_KEYS, *words[2:]]
     parser, commands = _parser()
     if words and not words[0].startswith("-") and words[0] not in commands:
-        raise ConfigError(f"no command {words[0]!r}{did_you_mean(words[0], commands)} There are: {', '.join(commands)}")
+        raise ConfigError(
+            f"no command {words[0]!r}{did_you_mean(words[0], commands)} There are: {', '.join(commands)}"
+        )
     arguments, unknown = parser.parse_known_args(words)
     refuse_unknown(arguments.command, unknown)
     if not arguments.takes_overrides:
@@ -40,9 +49,15 @@ def _parser() -> tuple[CommandParser, list[str]]:
         description="Train LLM agents on long, multi-turn tasks with asynchronous reinforcement learning.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"horizonrl {metadata.version('horizonrl')}")
+    parser.add_argument(
+        "--version", action="version", version=f"horizonrl {metadata.version('horizonrl')}"
+    )
     subparsers = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", prog="horizonrl", help="one of those below"
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        prog="horizonrl",
+        help="one of those below",
     )
     listing: list[str] = []
     names: list[str] = []

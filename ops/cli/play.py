@@ -19,29 +19,41 @@ END = "."
 Say = Callable[[str], None]
 
 
-def play_environment(env_ids: Sequence[str], task_id: str | None, overrides: Sequence[str], *, multiline: bool) -> int:
+def play_environment(
+    env_ids: Sequence[str], task_id: str | None, overrides: Sequence[str], *, multiline: bool
+) -> int:
     """Play one task with replies from stdin; return 0 if it was solved, else 1."""
     env_id, options = chosen("play", env_ids, overrides)
     if registry.demonstrations_only(env_id, options):
-        raise ConfigError(f"environment {env_id!r} only replays recorded episodes, so nobody can play it")
+        raise ConfigError(
+            f"environment {env_id!r} only replays recorded episodes, so nobody can play it"
+        )
     registry.require_steps(env_id)
     task_id = registry.tasks(env_id, options)[0].task_id if task_id is None else task_id
     console = plain_console()
     say = lambda text: console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
     with asyncio.Runner() as runner:
         try:
-            return runner.run(_play(env_id, options, task_id, _replies(sys.stdin, multiline=multiline), say))
+            return runner.run(
+                _play(env_id, options, task_id, _replies(sys.stdin, multiline=multiline), say)
+            )
         except KeyboardInterrupt:
             # The environment is closed. The thread that waits for a line would hold up a usual end until there is one.
             sys.stdout.flush()
             os._exit(130)
 
 
-async def _play(env_id: str, options: Mapping[str, Any], task_id: str, replies: Iterator[str], say: Say) -> int:
+async def _play(
+    env_id: str, options: Mapping[str, Any], task_id: str, replies: Iterator[str], say: Say
+) -> int:
     environment = registry.make(env_id, options)
     try:
-        first = await contract.reset(environment, task_id)  # before the banner: there may be no such task
-        say(f"{env_id} {environment.version}, task {task_id}. Ctrl-D ends the episode.\n\n{first.text}")
+        first = await contract.reset(
+            environment, task_id
+        )  # before the banner: there may be no such task
+        say(
+            f"{env_id} {environment.version}, task {task_id}. Ctrl-D ends the episode.\n\n{first.text}"
+        )
         return await _episode(environment, replies, say)
     finally:
         await environment.close()

@@ -19,14 +19,20 @@ def recipes() -> dict[str, Path]:
     """
     files = [*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("scenarios/*.toml"))]
     of_papers = sorted(FOLDER.glob("agentgym-rl/*.toml"))
-    return {file.stem: file for file in files} | {f"{file.parent.name}/{file.stem}": file for file in of_papers}
+    return {file.stem: file for file in files} | {
+        f"{file.parent.name}/{file.stem}": file for file in of_papers
+    }
 
 
 def find_recipe(path: Path) -> Path:
     """Return a recipe's file: the path itself, or the recipe of this name. Raises ConfigError for an unknown name."""
     recipe_name, name = recipes(), path.as_posix()
     # A file of that name comes first, so that an own recipe is never shadowed by one of ours.
-    if path.exists() or path.suffix or (len(path.parts) > 1 and not (FOLDER / path.parts[0]).is_dir()):
+    if (
+        path.exists()
+        or path.suffix
+        or (len(path.parts) > 1 and not (FOLDER / path.parts[0]).is_dir())
+    ):
         return path
     if name not in recipe_name:
         raise ConfigError(
@@ -53,5 +59,7 @@ def show_recipes(names: Sequence[Path]) -> int:
 def purpose(file: Path) -> str:
     """Return the first sentence of the comment that a recipe begins with."""
     comment = re.match(r"(?:#.*\n)+", file.read_text(encoding="utf-8"))
-    text = " ".join(line.removeprefix("#").strip() for line in (comment[0] if comment else "").splitlines())
+    text = " ".join(
+        line.removeprefix("#").strip() for line in (comment[0] if comment else "").splitlines()
+    )
     return re.split(r"(?<=\.) ", text)[0]

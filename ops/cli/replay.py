@@ -87,7 +87,9 @@ def replay_run(request: ReplayRequest) -> int:
 
 
 def divide(
-    request: ReplayRequest, ledger: Sequence[Mapping[str, Any]], lineages: Sequence[Mapping[str, Any]]
+    request: ReplayRequest,
+    ledger: Sequence[Mapping[str, Any]],
+    lineages: Sequence[Mapping[str, Any]],
 ) -> list[Part]:
     """Divide steps by the config that they were trained with: each start of the learner records what it changed.
 
@@ -135,12 +137,20 @@ def reasons_to_differ(lineages: Sequence[Mapping[str, Any]], config: RunConfig) 
 
 
 def _argument(value: object) -> str:
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return (
+        "none"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, separators=(",", ":"))
+    )
 
 
 def may_differ(overrides: Sequence[str]) -> bool:
     """Return whether other digests are no error: another objective is replayed to compare its losses."""
-    return bool(parse_overrides(overrides).keys() - {"broker"})  # a broker's address changes no digest
+    return bool(
+        parse_overrides(overrides).keys() - {"broker"}
+    )  # a broker's address changes no digest
 
 
 async def _replay(
@@ -166,7 +176,9 @@ async def _replay(
         with scratch() as frames:
             async with _log_of(request.run_dir, part.config) as transport:
                 log = GroupLog(transport, signer)
-                replay = Replay(part.config, transport, log, engine, rules, frames, lineages, end_dir)
+                replay = Replay(
+                    part.config, transport, log, engine, rules, frames, lineages, end_dir
+                )
                 async for done in replay.steps(start, part.ledger):
                     row = {
                         "step": done.step,
@@ -193,7 +205,9 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
     """Open the broker with the run's log: that of its config if it answers, else a new one on the run's files."""
     try:
         # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
-        probe = config.broker.model_copy(update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)})
+        probe = config.broker.model_copy(
+            update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)}
+        )
         transport = await connect(config.run.name, probe, Role.LEARNER)
     # ConfigError: the config of a run with its own broker has no broker.url.
     except (BrokerUnreachable, ConfigError) as error:
@@ -220,14 +234,24 @@ def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | Non
     kept = {checkpoint.step: checkpoint for checkpoint in store.all()}
     if step not in kept:
         there = sorted({*kept, *([0] if config.keep_log else [])})
-        cure = f"choose --from among {', '.join(map(str, there))}" if there else "train with learner.keep_log = true"
-        raise CheckpointError(f"{run_dir} has no checkpoint of step {step} with the log after it: {cure}")
+        cure = (
+            f"choose --from among {', '.join(map(str, there))}"
+            if there
+            else "train with learner.keep_log = true"
+        )
+        raise CheckpointError(
+            f"{run_dir} has no checkpoint of step {step} with the log after it: {cure}"
+        )
     return kept[step]
 
 
 def _ledger(request: ReplayRequest) -> list[dict[str, Any]]:
     lines = read_lines(request.run_dir / LEDGER)
-    last = request.last if request.last is not None else max((line["step"] for line in lines), default=0)
+    last = (
+        request.last
+        if request.last is not None
+        else max((line["step"] for line in lines), default=0)
+    )
     wanted = [line for line in lines if request.first < line["step"] <= last]
     # Weights follow from the step before: with one step missing, no later digest could match.
     if len(wanted) != max(last - request.first, 1):

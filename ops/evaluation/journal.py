@@ -63,7 +63,10 @@ class Line(Record):
             prompt=episode.prompt,
             turns=tuple(
                 TurnRecord(
-                    text=turn.text, observation=turn.observation, reward=turn.reward, tokens=len(turn.output_ids)
+                    text=turn.text,
+                    observation=turn.observation,
+                    reward=turn.reward,
+                    tokens=len(turn.output_ids),
                 )
                 for turn in episode.turns
             ),
@@ -109,7 +112,9 @@ def _settings(path: Path, lines: Sequence[bytes]) -> dict[str, Any]:
     try:
         settings: dict[str, Any] = json.loads(lines[0])["settings"]
     except (IndexError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path.parent} is no evaluation: it holds no {FILE} that `horizonrl eval` wrote") from None
+        raise ConfigError(
+            f"{path.parent} is no evaluation: it holds no {FILE} that `horizonrl eval` wrote"
+        ) from None
     return settings
 
 
@@ -140,7 +145,9 @@ class EvaluationJournal:
         path = directory / FILE
         with path.open("ab+") as file:
             if not take_lock(file):
-                raise ConfigError(f"another evaluation writes {path}: wait for it, or give another --out")
+                raise ConfigError(
+                    f"another evaluation writes {path}: wait for it, or give another --out"
+                )
             file.seek(0)
             *lines, unfinished = file.read().split(b"\n")
             if len(lines) < 2:
@@ -149,7 +156,9 @@ class EvaluationJournal:
                 file.write((json.dumps({"settings": settings}, default=str) + "\n").encode())
             else:
                 # Through JSON, as the stored settings went: there tuples are lists and paths are texts.
-                _refuse_other(path, _settings(path, lines), json.loads(json.dumps(settings, default=str)))
+                _refuse_other(
+                    path, _settings(path, lines), json.loads(json.dumps(settings, default=str))
+                )
                 file.truncate(file.tell() - len(unfinished))  # cut off by a kill
             file.flush()
             yield cls(file, _episodes(path, lines[1:]))
@@ -164,7 +173,9 @@ class EvaluationJournal:
 
 def _refuse_other(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if changed := config_changes(then, now):
-        differences = "; ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items())
+        differences = "; ".join(
+            f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items()
+        )
         raise ConfigError(
             f"{path} was made with other settings: {differences}. Give another --out, or the same settings"
         )

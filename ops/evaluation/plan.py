@@ -62,7 +62,12 @@ TABLE = (
             "Bamboogle": "bamboogle",
         },
     ),
-    Scenario("Digital games", "textcraft", 30, {f"Depth {depth}": f"depth{depth}" for depth in range(1, 5)}),
+    Scenario(
+        "Digital games",
+        "textcraft",
+        30,
+        {f"Depth {depth}": f"depth{depth}" for depth in range(1, 5)},
+    ),
     Scenario(
         "Embodied",
         "babyai",
@@ -113,7 +118,9 @@ class Choice:
                 bounds = "1 or more" if most == sys.maxsize else f"a number from 1 to {most}"
                 raise ConfigError(f"{name} is {wrong[0]}: give {bounds}")
         if self.table and self.categories:
-            raise ConfigError("--table has its own categories: leave --categories out, or choose with --env")
+            raise ConfigError(
+                "--table has its own categories: leave --categories out, or choose with --env"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,10 @@ def make_plan(config: RunConfig, choice: Choice, *, own_envs: bool) -> Plan:
             "horizon.announce tells the agent its turns, so that an episode under fewer is not the begin of one under "
             "more: evaluate one value of --turns at a time, each with its own --out"
         )
-    parts = tuple(_part(config, choice, scenario, env, own_envs) for scenario, env in _chosen(config, choice, own_envs))
+    parts = tuple(
+        _part(config, choice, scenario, env, own_envs)
+        for scenario, env in _chosen(config, choice, own_envs)
+    )
     plays = tuple(
         Play(part.env, task, _ticket(config, part, task, sample), sample)
         for part in parts
@@ -179,52 +189,77 @@ def make_plan(config: RunConfig, choice: Choice, *, own_envs: bool) -> Plan:
     return Plan(choice.split, parts, samples, plays)
 
 
-def _chosen(config: RunConfig, choice: Choice, own_envs: bool) -> Sequence[tuple[Scenario | None, EnvSection]]:
+def _chosen(
+    config: RunConfig, choice: Choice, own_envs: bool
+) -> Sequence[tuple[Scenario | None, EnvSection]]:
     named = {env.id: env for env in config.envs}
 
     def section(env_id: str) -> EnvSection:
-        env = named[env_id] if own_envs and env_id in named else EnvSection(id=env_id, step_timeout_s=STEP_TIMEOUT_S)
+        env = (
+            named[env_id]
+            if own_envs and env_id in named
+            else EnvSection(id=env_id, step_timeout_s=STEP_TIMEOUT_S)
+        )
         return env.model_copy(update={"options": {**env.options, **choice.options}})
 
     if choice.table:
         scenarios = {scenario.env_id: scenario for scenario in TABLE}
         if strange := [env_id for env_id in choice.env_ids if env_id not in scenarios]:
-            raise ConfigError(f"--table has no environment {strange[0]!r}, only {', '.join(scenarios)}")
-        wanted: Sequence[str] = [env_id for env_id in scenarios if not choice.env_ids or env_id in choice.env_ids]
+            raise ConfigError(
+                f"--table has no environment {strange[0]!r}, only {', '.join(scenarios)}"
+            )
+        wanted: Sequence[str] = [
+            env_id for env_id in scenarios if not choice.env_ids or env_id in choice.env_ids
+        ]
         return [(scenarios[env_id], section(env_id)) for env_id in wanted]
     if not choice.env_ids and not own_envs:
-        raise ConfigError("on what? Give --env ID (`horizonrl envs list` shows them), --table, or --recipe FILE")
+        raise ConfigError(
+            "on what? Give --env ID (`horizonrl envs list` shows them), --table, or --recipe FILE"
+        )
     # Each once: an episode is known by its environment, so that another one of the same would replace it.
-    env_ids = tuple(dict.fromkeys(choice.env_ids)) or tuple(env.id for env in config.envs if Kind.EVAL in env.kinds)
+    env_ids = tuple(dict.fromkeys(choice.env_ids)) or tuple(
+        env.id for env in config.envs if Kind.EVAL in env.kinds
+    )
     if not env_ids:
         raise ConfigError("none of the envs has 'eval' among its kinds: give --env ID")
     return [(None, section(env_id)) for env_id in env_ids]
 
 
-def _part(config: RunConfig, choice: Choice, scenario: Scenario | None, env: EnvSection, own_envs: bool) -> EvalPart:
+def _part(
+    config: RunConfig, choice: Choice, scenario: Scenario | None, env: EnvSection, own_envs: bool
+) -> EvalPart:
     if registry.demonstrations_only(env.id, env.options):
-        raise ConfigError(f"environment {env.id!r} only replays what others did: no policy can be evaluated in it")
+        raise ConfigError(
+            f"environment {env.id!r} only replays what others did: no policy can be evaluated in it"
+        )
     categories = () if scenario else choice.categories or env.categories
     specs = registry.select(env.id, choice.split, categories, env.options)
     names = sorted({spec.category for spec in specs})
     tasks = tuple(
         EvalTask(Task(env_id=env.id, task_id=spec.task_id), category)
         for category in names
-        for spec in spread([spec for spec in specs if spec.category == category], choice.tasks or len(specs))
+        for spec in spread(
+            [spec for spec in specs if spec.category == category], choice.tasks or len(specs)
+        )
     )
-    rows: dict[str, str | None] = dict(scenario.rows) if scenario else {category: category for category in names}
+    rows: dict[str, str | None] = (
+        dict(scenario.rows) if scenario else {category: category for category in names}
+    )
     return EvalPart(
         scenario=scenario.name if scenario else env.id,
         env=env,
         tasks=tasks,
         rows=rows | ({ALL: None} if len(names) > 1 else {}),
-        turns=tuple(sorted(set(choice.turns))) or (_turns(config, env, from_config=own_envs and not choice.table),),
+        turns=tuple(sorted(set(choice.turns)))
+        or (_turns(config, env, from_config=own_envs and not choice.table),),
     )
 
 
 def _turns(config: RunConfig, env: EnvSection, from_config: bool) -> int:
     if not from_config:
-        return next((scenario.turns for scenario in TABLE if scenario.env_id == env.id), DEFAULT_TURNS)
+        return next(
+            (scenario.turns for scenario in TABLE if scenario.env_id == env.id), DEFAULT_TURNS
+        )
     return config.eval.horizon or max(env.horizons or config.horizon.horizons)
 
 

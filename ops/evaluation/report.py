@@ -23,13 +23,19 @@ def blocks_of(plan: Plan, lines: Mapping[Key, Line]) -> list[dict[str, Any]]:
     return [
         {
             "turns": {part.env.id: part.turns[block] for part in plan.parts},
-            "rows": [row for part in plan.parts for row in _rows(part, part.turns[block], plan.samples[-1], lines)],
+            "rows": [
+                row
+                for part in plan.parts
+                for row in _rows(part, part.turns[block], plan.samples[-1], lines)
+            ],
         }
         for block in range(most)
     ]
 
 
-def _rows(part: EvalPart, turns: int, samples: int, lines: Mapping[Key, Line]) -> Iterable[dict[str, Any]]:
+def _rows(
+    part: EvalPart, turns: int, samples: int, lines: Mapping[Key, Line]
+) -> Iterable[dict[str, Any]]:
     for label, category in part.rows.items():
         tasks = [task for task in part.tasks if category is None or task.category == category]
         results = []
@@ -38,7 +44,9 @@ def _rows(part: EvalPart, turns: int, samples: int, lines: Mapping[Key, Line]) -
             ended = [lines[key].within(turns) for key in keys if key in lines]
             valid = tuple(played for played in ended if played is not None)
             broken = len(ended) - len(valid)
-            results.append((task, Result(sequence=0, number=0, how="evaluated", broken=broken, episodes=valid)))
+            results.append(
+                (task, Result(sequence=0, number=0, how="evaluated", broken=broken, episodes=valid))
+            )
         measured = measures(results, samples)
         played = measured["episodes"] + measured["broken"]
         yield {
@@ -51,9 +59,13 @@ def _rows(part: EvalPart, turns: int, samples: int, lines: Mapping[Key, Line]) -
         }
 
 
-def write_report(directory: Path, facts: Mapping[str, Any], plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> None:
+def write_report(
+    directory: Path, facts: Mapping[str, Any], plan: Plan, blocks: Sequence[Mapping[str, Any]]
+) -> None:
     """Write `results.json` and `table.md`."""
-    text = json.dumps({**facts, "samples": list(plan.samples), "blocks": blocks}, indent=2, default=str)
+    text = json.dumps(
+        {**facts, "samples": list(plan.samples), "blocks": blocks}, indent=2, default=str
+    )
     (directory / RESULTS).write_text(text + "\n", encoding="utf-8")
     (directory / TABLE_MD).write_text(
         "\n\n".join(_markdown(block, plan.samples) for block in blocks) + "\n", encoding="utf-8"
@@ -80,7 +92,9 @@ def rich_tables(plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return a table for each block."""
     tables = []
     for block in blocks:
-        table = Table(box=rich.box.SIMPLE_HEAD, title=title(block), title_justify="left", pad_edge=False)
+        table = Table(
+            box=rich.box.SIMPLE_HEAD, title=title(block), title_justify="left", pad_edge=False
+        )
         for column, name in enumerate(header(plan.samples)):
             table.add_column(name, justify="left" if column < 2 else "right")
         for row in block["rows"]:
@@ -93,11 +107,20 @@ def title(block: Mapping[str, Any]) -> str:
     values = set(block["turns"].values())
     if len(values) == 1:
         return f"At most {values.pop()} turns"
-    return "At most " + ", ".join(f"{turns} turns of {env_id}" for env_id, turns in block["turns"].items())
+    return "At most " + ", ".join(
+        f"{turns} turns of {env_id}" for env_id, turns in block["turns"].items()
+    )
 
 
 def header(samples: Sequence[int]) -> list[str]:
-    return ["scenario", "task", "n", "success (95 %)", *(f"pass@{k}" for k in _shown(samples)), *LAST]
+    return [
+        "scenario",
+        "task",
+        "n",
+        "success (95 %)",
+        *(f"pass@{k}" for k in _shown(samples)),
+        *LAST,
+    ]
 
 
 LAST = ("turns", "tokens", "broken")

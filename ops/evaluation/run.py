@@ -42,12 +42,17 @@ def evaluate(request: SubjectRequest, choice: Choice, directory: Path) -> int:
         plan = make_plan(subject.config, choice, own_envs=subject.own_envs)
         settings = settings_of(subject, plan)
         directory.mkdir(parents=True, exist_ok=True)
-        with (directory / "eval.log").open("a", encoding="utf-8") as sink, _noise_into(sink) as terminal:
+        with (
+            (directory / "eval.log").open("a", encoding="utf-8") as sink,
+            _noise_into(sink) as terminal,
+        ):
             configure_logs(run="eval", role="eval", stream=sink)
             return carry_out(subject, plan, settings, directory, terminal)
 
 
-def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directory: Path, terminal: Console) -> int:
+def carry_out(
+    subject: Subject, plan: Plan, settings: Mapping[str, Any], directory: Path, terminal: Console
+) -> int:
     """Play, report into the directory, and print the table; `terminal` shows how far it is."""
     try:
         with EvaluationJournal.open(directory, settings) as journal:
@@ -56,7 +61,9 @@ def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directo
     except KeyboardInterrupt:
         terminal.print(STOPPED)
         return 130
-    write_report(directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks)
+    write_report(
+        directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks
+    )
     console = plain_console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     for table in rich_tables(plan, blocks):
         console.print(table)
@@ -87,7 +94,11 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
         "max_turn_tokens": config.rollout.max_turn_tokens,
         "system_prompt": config.rollout.system_prompt,
         # Left out at its default: an evaluation from before this key existed can still be continued.
-        **({} if config.rollout.context is ContextRule.STOP else {"context": config.rollout.context.value}),
+        **(
+            {}
+            if config.rollout.context is ContextRule.STOP
+            else {"context": config.rollout.context.value}
+        ),
         "announce": config.horizon.announce,
         "environments": {
             part.env.id: {
@@ -100,19 +111,27 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
     }
 
 
-async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal, terminal: Console) -> None:
+async def play_missing(
+    plan: Plan, subject: Subject, journal: EvaluationJournal, terminal: Console
+) -> None:
     """Play what the file does not hold, as many episodes at once as an actor has slots."""
     remaining = [
-        missing for missing in plan.plays if missing.key not in journal.lines or not journal.lines[missing.key].settled
+        missing
+        for missing in plan.plays
+        if missing.key not in journal.lines or not journal.lines[missing.key].settled
     ]
     if not remaining:
         return
     environments = {part.env.id: part.env.options for part in plan.parts}
     async with AsyncExitStack() as opened:
         with waiting(terminal, f"starting {subject.name}"), _ended_by_interrupt(terminal):
-            make_rollout = await opened.enter_async_context(subject.start(subject.config, environments))
+            make_rollout = await opened.enter_async_context(
+                subject.start(subject.config, environments)
+            )
         with _progress(terminal) as progress:
-            bar = progress.add_task("episodes", total=len(plan.plays), completed=len(plan.plays) - len(remaining))
+            bar = progress.add_task(
+                "episodes", total=len(plan.plays), completed=len(plan.plays) - len(remaining)
+            )
             player = Player(make_rollout, journal, lambda: progress.advance(bar))
             try:
                 async with asyncio.TaskGroup() as group:
@@ -148,7 +167,9 @@ def _ended_by_interrupt(terminal: Console) -> Iterator[None]:
         for child in multiprocessing.active_children():
             child.kill()
         terminal.show_cursor()
-        print(f"\n{STOPPED}", file=terminal.file, flush=True)  # not under the spinner, which would be drawn again
+        print(
+            f"\n{STOPPED}", file=terminal.file, flush=True
+        )  # not under the spinner, which would be drawn again
         os._exit(130)
 
     before = signal.signal(signal.SIGINT, end)
@@ -173,7 +194,9 @@ class Player:
         for planned in queue:
             make = partial(registry.make, planned.env.id, planned.env.options)
             # Index 0: each ticket here is one episode, and its seed tells a task's samples apart.
-            line = Line.of(planned, await play(make, self.make_rollout(planned.env), planned.ticket, 0))
+            line = Line.of(
+                planned, await play(make, self.make_rollout(planned.env), planned.ticket, 0)
+            )
             self.journal.add(line)
             self.advance()
             self._give_up_if_nothing_works(line)
@@ -188,5 +211,10 @@ class Player:
 
 
 def _progress(terminal: Console) -> Progress:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=terminal)

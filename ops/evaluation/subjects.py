@@ -117,15 +117,23 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
         from horizonrl.actors.gateway.server import gateway_for
         from horizonrl.actors.rollout.replies import parser_if_needed
 
-        policy = await start_policy(config.actor, config.model, model_dir, seed=config.run.seed, renewed=False)
+        policy = await start_policy(
+            config.actor, config.model, model_dir, seed=config.run.seed, renewed=False
+        )
         try:
             chat = ChatTemplate.load(model_dir)
-            chat.open(config.rollout.system_prompt, "...")  # a template that refuses it would break every episode
+            chat.open(
+                config.rollout.system_prompt, "..."
+            )  # a template that refuses it would break every episode
             parser = await parser_if_needed(chat, environments)
             system = config.rollout.system_prompt
             context = config.rollout.context
-            async with gateway_for([*environments], policy, chat, Metrics(), config.actor.gateway_host) as gateway:
-                yield lambda env: Rollout(policy, chat, system, env.step_timeout_s, context, parser, gateway)
+            async with gateway_for(
+                [*environments], policy, chat, Metrics(), config.actor.gateway_host
+            ) as gateway:
+                yield lambda env: Rollout(
+                    policy, chat, system, env.step_timeout_s, context, parser, gateway
+                )
         finally:
             await policy.close()
 
@@ -150,7 +158,9 @@ def _remote(request: SubjectRequest) -> Subject:
     if request.endpoint is None or request.model_name is None:
         raise ConfigError("--endpoint wants --model-name NAME: the model as the endpoint calls it")
     if request.model is not None:
-        raise ConfigError(f"the model {request.model} and --endpoint were both given: evaluate one of them")
+        raise ConfigError(
+            f"the model {request.model} and --endpoint were both given: evaluate one of them"
+        )
     # The address goes into the file of episodes and into results.json, which people share.
     if "@" in request.endpoint:
         raise ConfigError(
@@ -159,8 +169,12 @@ def _remote(request: SubjectRequest) -> Subject:
     variable = request.key_variable or "OPENAI_API_KEY"
     key = os.environ.get(variable, "").strip()
     if request.key_variable is not None and not key:
-        raise ConfigError(f"--key-variable is {variable}, an environment variable that is not set: export it")
-    settings = EndpointSettings(request.endpoint, request.model_name, SecretStr(key) if key else None)
+        raise ConfigError(
+            f"--key-variable is {variable}, an environment variable that is not set: export it"
+        )
+    settings = EndpointSettings(
+        request.endpoint, request.model_name, SecretStr(key) if key else None
+    )
 
     @asynccontextmanager
     async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
@@ -170,7 +184,9 @@ def _remote(request: SubjectRequest) -> Subject:
 
         for env_id, options in environments.items():
             if await registry.offers_tools(env_id, options):
-                raise ConfigError(f"{env_id} is played by calling tools, which --endpoint does not pass on")
+                raise ConfigError(
+                    f"{env_id} is played by calling tools, which --endpoint does not pass on"
+                )
         async with Endpoint(settings) as endpoint:
             await endpoint.reach()
             yield conversation
@@ -187,7 +203,10 @@ def _remote(request: SubjectRequest) -> Subject:
 
 def _config(recipes: Sequence[Path], overrides: Sequence[str], context_tokens: int) -> RunConfig:
     """Return the recipes' config; without any, one that leaves a model its whole context."""
-    defaults = [f"--model.max_context_tokens={context_tokens}", f"--rollout.max_turn_tokens={TURN_TOKENS}"]
+    defaults = [
+        f"--model.max_context_tokens={context_tokens}",
+        f"--rollout.max_turn_tokens={TURN_TOKENS}",
+    ]
     # Nobody here reads these, but a config of a long context, or of few slots, must have them.
     unread = ["--learner.micro_batch_tokens=1000000000", "--rollout.group_size=2"]
     return RunConfig.load(recipes, [*([] if recipes else defaults), *unread, *overrides])

@@ -45,24 +45,35 @@ async def serve_broker(config: RunConfig, cluster: int = 1) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}: give a run.root that the broker may write to") from None
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}: give a run.root that the broker may write to"
+        ) from None
     server: EmbeddedServer | EmbeddedCluster
     if cluster > 1:
         extra = keys.included(member_folder(directory, 0)) if keys else ""
         server = EmbeddedCluster(directory, durability, addresses=addresses, extra=extra)
     else:
         extra = keys.included(directory) if keys else ""
-        server = EmbeddedServer(directory, durability, host=addresses[0][0], port=addresses[0][1], extra=extra)
+        server = EmbeddedServer(
+            directory, durability, host=addresses[0][0], port=addresses[0][1], extra=extra
+        )
     async with server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         login: dict[str, Any] = {}
         if keys:
-            login = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority}
-        if cluster > 1 and config.broker.nats.replicas is None:  # a copy on each server is what a cluster is for
+            login = {
+                "nkey_seed": keys.seed(config.run.name, Role.CONTROLLER),
+                "ca_file": keys.authority,
+            }
+        if (
+            cluster > 1 and config.broker.nats.replicas is None
+        ):  # a copy on each server is what a cluster is for
             login["replicas"] = cluster
         nats = config.broker.nats.model_copy(update=login)
         # Only a controller may make the streams. With them in place, learner and actors may start before it does.
-        transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, "nats": nats}))
+        transport = await connect(
+            config.run.name, config.broker.model_copy(update={"url": server.url, "nats": nats})
+        )
         await transport.close()
         log.info("broker_started", url=server.url)
         scheme = "tls" if keys else "nats"
@@ -103,7 +114,9 @@ async def _alive(server: EmbeddedServer) -> None:
         curing = group.create_task(server.end_when_curable())
         code = await server.wait()
         curing.cancel()
-    raise RunFailed(f"the nats-server of {server.directory} ended with code {code}; start the same command again")
+    raise RunFailed(
+        f"the nats-server of {server.directory} ended with code {code}; start the same command again"
+    )
 
 
 async def restart_broker(server: EmbeddedServer, run: RunProgress) -> None:

@@ -22,7 +22,10 @@ class Division:
         """Return what to add to the environment of the learner, of the controller, or of actor `number`."""
         if not self.learner:
             return {}
-        devices = {"learner": self.learner, "actor": self.actors[number] if role == "actor" else ()}.get(role, ())
+        devices = {
+            "learner": self.learner,
+            "actor": self.actors[number] if role == "actor" else (),
+        }.get(role, ())
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
         if role == "actor" and self.memory_share is not None:
             # An actor cannot see that it shares, so it cannot take the default itself.
@@ -30,7 +33,9 @@ class Division:
         return visible
 
     def __str__(self) -> str:
-        actors = ", ".join(f"actor-{number} {'+'.join(visible)}" for number, visible in enumerate(self.actors))
+        actors = ", ".join(
+            f"actor-{number} {'+'.join(visible)}" for number, visible in enumerate(self.actors)
+        )
         return f"GPUs: learner {'+'.join(self.learner)}; {actors or 'no actors'}{' (shared)' if self.shared else ''}"
 
 
@@ -46,16 +51,22 @@ def divide(config: RunConfig, gpus: Sequence[str]) -> Division:
     learns = config.learner.backend != "hash"
     taken = ranks if learns else 0
     samples = config.actor.engine == "vllm"
-    needed = f"learner.ranks = {ranks} and {count} actors of {per_actor} GPUs need {taken + wanted} GPUs"
+    needed = (
+        f"learner.ranks = {ranks} and {count} actors of {per_actor} GPUs need {taken + wanted} GPUs"
+    )
     if taken > len(gpus) or (samples and per_actor > len(gpus)):
-        raise ConfigError(f"{needed}, and this machine has {len(gpus)}: lower learner.ranks or actor.tensor_parallel")
+        raise ConfigError(
+            f"{needed}, and this machine has {len(gpus)}: lower learner.ranks or actor.tensor_parallel"
+        )
     if not samples:
         return Division(tuple(gpus[:taken]), ((),) * count, shared=False)
     shared = taken + wanted > len(gpus)
     # From the end, so that the ranks and the actors meet on as few GPUs as possible.
     ring = gpus[taken:] if not shared else tuple(reversed(gpus))
     if shared and wanted > len(gpus):
-        raise ConfigError(f"{needed}, and this machine has {len(gpus)}: lower actor.count or actor.tensor_parallel")
+        raise ConfigError(
+            f"{needed}, and this machine has {len(gpus)}: lower actor.count or actor.tensor_parallel"
+        )
     share = config.actor.memory_share(shared=True) if shared else None
     if share is not None and share > LARGEST_SHARED:
         raise ConfigError(
@@ -63,5 +74,7 @@ def divide(config: RunConfig, gpus: Sequence[str]) -> Division:
             f"actor.gpu_memory_share is {share:g}: set it to {LARGEST_SHARED:g} or less, or "
             "lower learner.ranks or actor.count"
         )
-    actors = tuple(tuple(ring[number * per_actor : (number + 1) * per_actor]) for number in range(count))
+    actors = tuple(
+        tuple(ring[number * per_actor : (number + 1) * per_actor]) for number in range(count)
+    )
     return Division(tuple(gpus[:taken]), actors, shared, share)

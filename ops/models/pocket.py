@@ -111,7 +111,12 @@ def make_pocket(
             torch.manual_seed(seed)
             model = new_model(tokenizer)
         copying = islice(copying_batches(names, draw), steps[0])
-        _train(model, chain(copying, islice(lesson_batches(lessons, names, draw), steps[1])), sum(steps), say)
+        _train(
+            model,
+            chain(copying, islice(lesson_batches(lessons, names, draw), steps[1])),
+            sum(steps),
+            say,
+        )
     finally:
         torch.set_num_threads(threads)
     save_model(model.to(torch.bfloat16), tokenizer, path)
@@ -139,7 +144,9 @@ class CarelessTextCraft(TextCraft):
 
     async def reset(self, task_id: str) -> Observation:
         observation = await super().reset(task_id)
-        self._recipes = [line for line in observation.text.splitlines() if line.startswith("craft ")]
+        self._recipes = [
+            line for line in observation.text.splitlines() if line.startswith("craft ")
+        ]
         return observation
 
     def expert(self) -> Expert:
@@ -158,15 +165,26 @@ class CarelessExpert:
             return self.careful.act(observation)
         recipe = self.draw.choice(self.recipes)
         ingredient = self.draw.choice(recipe.partition(" using ")[2].split(", ")).partition(" ")[2]
-        return self.draw.choice(["inventory", recipe, f"get {self.draw.randint(1, 9)} {ingredient}"])
+        return self.draw.choice(
+            ["inventory", recipe, f"get {self.draw.randint(1, 9)} {ingredient}"]
+        )
 
 
 async def expert_episodes(
-    chat: ChatTemplate, split: Split, category: str, carelessness: float = CARELESSNESS, draw: Random | None = None
+    chat: ChatTemplate,
+    split: Split,
+    category: str,
+    carelessness: float = CARELESSNESS,
+    draw: Random | None = None,
 ) -> list[Episode]:
     """Play every task of a category as an actor plays a demonstration; leave out what a context does not hold."""
     environment = CarelessTextCraft(carelessness, draw or Random(SEED))
-    rollout = Rollout(ScriptedPolicy(max_context_tokens=CONTEXT_TOKENS), chat, system_prompt=None, step_timeout_s=30.0)
+    rollout = Rollout(
+        ScriptedPolicy(max_context_tokens=CONTEXT_TOKENS),
+        chat,
+        system_prompt=None,
+        step_timeout_s=30.0,
+    )
     episodes = []
     for number, task in enumerate(registry.select(ENVIRONMENT, split, (category,))):
         ticket = Ticket(
@@ -185,7 +203,11 @@ async def make_lessons(chat: ChatTemplate) -> list[list[PocketExample]]:
     """Return the lessons of the train split by category."""
     rounds = [Random(number) for number in range(ROUNDS)]
     return [
-        [lesson(episode) for draw in rounds for episode in await expert_episodes(chat, "train", category, draw=draw)]
+        [
+            lesson(episode)
+            for draw in rounds
+            for episode in await expert_episodes(chat, "train", category, draw=draw)
+        ]
         for category in HORIZONS
     ]
 
@@ -201,12 +223,22 @@ def lesson(episode: Episode) -> PocketExample:
 
 def name_ids(tokenizer: Any) -> NDArray[np.int64]:
     """Return the tokens that begin a word of an item's name, and of nothing that the environment itself says."""
-    fixed = set(tokenizer.encode(FIXED_WORDS)) | set(tokenizer.encode(FIXED_WORDS.replace("\n", " ")))
+    fixed = set(tokenizer.encode(FIXED_WORDS)) | set(
+        tokenizer.encode(FIXED_WORDS.replace("\n", " "))
+    )
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return np.array([number for number, token in enumerate(tokens) if _A_WORD.fullmatch(token) and number not in fixed])
+    return np.array(
+        [
+            number
+            for number, token in enumerate(tokens)
+            if _A_WORD.fullmatch(token) and number not in fixed
+        ]
+    )
 
 
-def copying_batches(names: NDArray[np.int64], draw: np.random.Generator) -> Iterator[list[PocketExample]]:
+def copying_batches(
+    names: NDArray[np.int64], draw: np.random.Generator
+) -> Iterator[list[PocketExample]]:
     """Yield rows of a few random items of three tokens that repeat in random order: the first tells the next two."""
     while True:
         yield [_repetitions(names, draw) for _ in range(COPYING_ROWS)]
@@ -214,7 +246,10 @@ def copying_batches(names: NDArray[np.int64], draw: np.random.Generator) -> Iter
 
 def _repetitions(names: NDArray[np.int64], draw: np.random.Generator) -> PocketExample:
     items = draw.choice(names, (draw.integers(3, 10), 3))
-    rounds = [items[draw.permutation(len(items))].ravel() for _ in range(math.ceil(COPYING_TOKENS / items.size))]
+    rounds = [
+        items[draw.permutation(len(items))].ravel()
+        for _ in range(math.ceil(COPYING_TOKENS / items.size))
+    ]
     weights = np.ones(COPYING_TOKENS, np.float32)
     weights[: items.size] = weights[::3] = 0.0
     return PocketExample(np.concatenate(rounds)[:COPYING_TOKENS], weights)
@@ -235,7 +270,9 @@ def lesson_batches(
         yield from (batches[index] for index in draw.permutation(len(batches)))
 
 
-def renamed(lesson: PocketExample, names: NDArray[np.int64], draw: np.random.Generator) -> PocketExample:
+def renamed(
+    lesson: PocketExample, names: NDArray[np.int64], draw: np.random.Generator
+) -> PocketExample:
     """Exchange some of the items' words among each other: from none to all of them."""
     some = names[draw.random(len(names)) < draw.random()]
     exchange = np.arange(VOCABULARY)
@@ -287,7 +324,9 @@ def _look_back(decoder: Any) -> None:
     frequencies = decoder.rotary_emb.inv_freq
     ones, zeros = torch.ones_like(frequencies), torch.zeros_like(frequencies)
     angles = [distance * frequencies for distance in LOOK_BACK_TOKENS]
-    attention.q_proj.bias.copy_(LOOK_BACK * torch.cat([torch.cat([a.cos(), -a.sin()]) for a in angles]))
+    attention.q_proj.bias.copy_(
+        LOOK_BACK * torch.cat([torch.cat([a.cos(), -a.sin()]) for a in angles])
+    )
     attention.k_proj.bias.copy_(LOOK_BACK * torch.cat([ones, zeros]).repeat(len(angles)))
 
 
@@ -318,7 +357,9 @@ def _train(model: Any, batches: Iterable[list[PocketExample]], steps: int, say: 
             schedule.step()
         model.zero_grad()
         if step % REPORT_EVERY == 0:
-            say(f"pocket model: step {step} of {steps}, loss {loss.item():.2f}, {time.monotonic() - started:.0f} s")
+            say(
+                f"pocket model: step {step} of {steps}, loss {loss.item():.2f}, {time.monotonic() - started:.0f} s"
+            )
 
 
 def _loss(model: Any, batch: Sequence[PocketExample]) -> Any:
@@ -328,10 +369,15 @@ def _loss(model: Any, batch: Sequence[PocketExample]) -> Any:
     ids_BT = np.zeros((len(batch), max(len(lesson.ids) for lesson in batch)), np.int64)
     weights_BT = np.zeros(ids_BT.shape, np.float32)
     for row, lesson in enumerate(batch):
-        ids_BT[row, : len(lesson.ids)], weights_BT[row, : len(lesson.ids)] = lesson.ids, lesson.weights
+        ids_BT[row, : len(lesson.ids)], weights_BT[row, : len(lesson.ids)] = (
+            lesson.ids,
+            lesson.weights,
+        )
     ids, weights = torch.from_numpy(ids_BT), torch.from_numpy(weights_BT)[:, 1:].flatten()
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    )
     return (losses * weights).sum() / weights.sum()
 
 

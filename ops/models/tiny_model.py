@@ -76,7 +76,9 @@ def make_tiny_qwen(path: Path, seed: int = 0) -> Path:
     return _write(path, seed, Qwen2Config, Qwen2ForCausalLM, shape)
 
 
-def _write(path: Path, seed: int, config_class: Any, model_class: Any, shape: Mapping[str, Any]) -> Path:
+def _write(
+    path: Path, seed: int, config_class: Any, model_class: Any, shape: Mapping[str, Any]
+) -> Path:
     import torch
 
     tokenizer = make_tokenizer()

@@ -130,12 +130,16 @@ class Console:
 
         `started` returns when each part was last started, in seconds since the epoch.
         """
-        self.say(f"run {self._config.run.name}: {self._config.total_steps} steps; logs in {self._config.run_dir}/logs")
+        self.say(
+            f"run {self._config.run.name}: {self._config.total_steps} steps; logs in {self._config.run_dir}/logs"
+        )
         shown = self.skip_earlier()
         if not self.is_terminal:
             # Never returns, so only a terminal gets to the live display below.
             await self._follow_plainly(started, shown)
-        with Live(get_renderable=lambda: self.live(started()), console=self._console, transient=True):
+        with Live(
+            get_renderable=lambda: self.live(started()), console=self._console, transient=True
+        ):
             while True:
                 shown = await self._tell_steps(shown)
                 await self._read(started())
@@ -171,7 +175,9 @@ class Console:
         # In a thread: this loop also supervises the parts, and a resumed run's journal may be long.
         files = self._files = await asyncio.to_thread(self._journal.read)
         for line in files.metrics[shown:]:
-            if self._since_header is None or (self.is_terminal and self._since_header == HEADER_EVERY):
+            if self._since_header is None or (
+                self.is_terminal and self._since_header == HEADER_EVERY
+            ):
                 self.say(row({name: name for name in self._columns}), "bold")
                 self._since_header = 0
             self.say(row({name: COLUMNS[name](line) for name in self._columns}))
@@ -179,7 +185,9 @@ class Console:
         for line in files.evals:
             key = line["version"], line["lineage"]
             if key not in self._shown_evals:
-                self.say(f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes")
+                self.say(
+                    f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes"
+                )
                 self._shown_evals.add(key)
         return max(shown, len(files.metrics))
 
@@ -198,12 +206,16 @@ class Console:
         for trouble in self._troubles:
             if (trouble.part, trouble.event) not in self._warned:
                 self._warned.add((trouble.part, trouble.event))
-                self.say(f"  {trouble} ({trouble.log_file}){f': {trouble.detail}' if trouble.detail else ''}")
+                self.say(
+                    f"  {trouble} ({trouble.log_file}){f': {trouble.detail}' if trouble.detail else ''}"
+                )
 
     def view(self) -> RunView:
         """Return the run as files, logs and broker last were."""
         config = self._config
-        return RunView(config.run.name, config, config.run_dir, self._files, self.broker, self._troubles)
+        return RunView(
+            config.run.name, config, config.run_dir, self._files, self.broker, self._troubles
+        )
 
     def wait_text(self) -> str:
         """Say who waits for what and how the tickets ended so far, to explain a long wait."""
@@ -229,8 +241,15 @@ class Console:
         # After the last step no other one comes, whose phase could be shown.
         phase, _ = self._config.phase(min(step, total - 1))
         bar = Table.grid(padding=(0, 1, 0, 0))
-        took = clock(time.monotonic() - self._started) + (f", {view.time_left}" if view.time_left else "")
-        bar.add_row(f"step {step} of {total}", ProgressBar(total=total, completed=step, width=24), phase.value, took)
+        took = clock(time.monotonic() - self._started) + (
+            f", {view.time_left}" if view.time_left else ""
+        )
+        bar.add_row(
+            f"step {step} of {total}",
+            ProgressBar(total=total, completed=step, width=24),
+            phase.value,
+            took,
+        )
         return bar
 
     def _coming(self, started: Mapping[str, float], now: float) -> str:
@@ -238,7 +257,9 @@ class Console:
         parts = []
         for name, since in started.items():
             if self._ready.get(name, 0.0) < since:
-                usual = f" of about {duration(self._usual_s[name])}" if name in self._usual_s else ""
+                usual = (
+                    f" of about {duration(self._usual_s[name])}" if name in self._usual_s else ""
+                )
                 parts.append(f"{name} for {duration(now - since)}{usual}")
         return f"starting: {', '.join(parts)}" if parts else ""
 
@@ -266,7 +287,9 @@ class Console:
         self.say(f"model:  {model_dir}")
         self.say(f"report: {report}")
         self.say("What next:")
-        for next_command, purpose in next_commands(self._config, command, max(view.step, view.steps or 0)).items():
+        for next_command, purpose in next_commands(
+            self._config, command, max(view.step, view.steps or 0)
+        ).items():
             self.say(f"  {next_command}\n      {purpose}")
 
 
@@ -277,7 +300,11 @@ def next_commands(config: RunConfig, command: str, taken: int) -> dict[str, str]
     """
     run_dir = shlex.quote(str(config.run_dir))
     evaluation = shlex.quote(str(config.run_dir / "evaluation"))
-    key, steps = ("--rl.steps", taken - config.imitation.steps) if config.rl.steps else ("--imitation.steps", taken)
+    key, steps = (
+        ("--rl.steps", taken - config.imitation.steps)
+        if config.rl.steps
+        else ("--imitation.steps", taken)
+    )
     start = re.sub(rf" {key}[ =]\S+", "", command)  # the command may have set the key before
     return {
         f"horizonrl eval {run_dir} --out {evaluation}": "measures success on held-out tasks, with intervals",
@@ -300,7 +327,9 @@ def fitting(width: int) -> tuple[str, ...]:
 
 
 def start_times(logs: TroubleReader) -> dict[str, float]:
-    return {event["part"]: event["after_s"] for _, event in logs.events() if event["event"] == MEASURED}
+    return {
+        event["part"]: event["after_s"] for _, event in logs.events() if event["event"] == MEASURED
+    }
 
 
 def _line(text: str, style: str = "") -> Text:

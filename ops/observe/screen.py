@@ -36,7 +36,9 @@ def screen(view: RunView) -> RenderableType:
     parts: list[RenderableType] = [Text(headline(view), style="bold")]
     if view.steps:
         bar = Table.grid(padding=(0, 1, 0, 0))
-        bar.add_row(ProgressBar(total=view.steps, completed=view.step, width=60), percent(view.share))
+        bar.add_row(
+            ProgressBar(total=view.steps, completed=view.step, width=60), percent(view.share)
+        )
         parts.append(bar)
     parts.append(_section("is it learning", learning(view)))
     if rows := list(moving(view)):
@@ -46,7 +48,9 @@ def screen(view: RunView) -> RenderableType:
     broken = view.broken()
     more = [f"and {len(broken) - MOST_TROUBLES} more"] if len(broken) > MOST_TROUBLES else []
     shown = [*broken[:MOST_TROUBLES], *more]
-    parts.append(_list("what broke", shown, "yellow") if shown else _list("what broke", ["nothing"]))
+    parts.append(
+        _list("what broke", shown, "yellow") if shown else _list("what broke", ["nothing"])
+    )
     return Group(*parts)
 
 
@@ -84,7 +88,10 @@ def learning(view: RunView) -> Rows:
     if files.evals:
         last = files.evals[-1]
         trend = sparkline([line["success_rate"] for line in files.evals], TREND, 0.0, 1.0)
-        yield "eval", f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes"
+        yield (
+            "eval",
+            f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes",
+        )
         if len(files.evals) > 1:
             yield "", trend
             yield "", view.gain
@@ -96,11 +103,16 @@ def learning(view: RunView) -> Rows:
 
 def _rl(view: RunView) -> Rows:
     lines, success = view.files.rl, view.files.success
-    rates, rewards = [line["success_rate"] for line in lines], [line["reward_mean"] for line in lines]
+    rates, rewards = (
+        [line["success_rate"] for line in lines],
+        [line["reward_mean"] for line in lines],
+    )
     # Success is drawn from 0 to 1. A reward has no known range and takes that of its own values.
     text = f"{percent(rates[-1]):>5}  {sparkline(rates, TREND, 0.0, 1.0)}"
     if len(lines) > success.steps:
-        text += f"  {percent(success.last)} in {success.steps} steps, {percent(success.first)} at first"
+        text += (
+            f"  {percent(success.last)} in {success.steps} steps, {percent(success.first)} at first"
+        )
     yield "success", text
     yield "reward", f"{number(rewards[-1]):>5}  {sparkline(rewards, TREND)}"
 
@@ -109,7 +121,9 @@ def _horizons(view: RunView) -> Rows:
     text = ", ".join(f"{env} {count} turns" for env, count in view.horizons.items())
     if view.files.metrics:
         last = view.files.metrics[-1]
-        text += f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} truncated"
+        text += (
+            f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} truncated"
+        )
     if text:
         yield "horizon", text
     for growth in view.progress.growths if view.progress else ():
@@ -121,7 +135,11 @@ def _draw(share: Line) -> str:
     """Return what an adaptive curriculum draws next, and why."""
     is_repeated = share["category"] == REPEATED_LABEL
     name = f"{counted(share['tasks'], 'task')} that differed" if is_repeated else share["category"]
-    why = "none seen yet" if share["differed"] is None else f"{percent(share['differed'])} of groups differ"
+    why = (
+        "none seen yet"
+        if share["differed"] is None
+        else f"{percent(share['differed'])} of groups differ"
+    )
     return f"{percent(share['share']):>5}  {share['env_id']}, {name} ({why})"
 
 
@@ -130,8 +148,13 @@ def moving(view: RunView) -> Rows:
     if view.files.metrics:
         last = view.files.metrics[-1]
         timed = f"{number(last['step_s'], 1)} s and {number(last['wait_s'], 1)} s of waiting"
-        yield "pace", f"step {last['step']} ended {duration(view.now - last['time'])} ago; it took {timed}"
-        generated, trained = (number(last[f"{what}_tokens_per_s"], 0) for what in ("generated", "train"))
+        yield (
+            "pace",
+            f"step {last['step']} ended {duration(view.now - last['time'])} ago; it took {timed}",
+        )
+        generated, trained = (
+            number(last[f"{what}_tokens_per_s"], 0) for what in ("generated", "train")
+        )
         yield "tokens/s", f"{generated} generated, {trained} trained"
         if last["phase"] == Phase.RL.value:
             bound = f" (at most {view.config.rl.max_staleness})" if view.config else ""
@@ -149,7 +172,9 @@ def _learner(broker: BrokerStatus, policy: PolicyVersion) -> str:
     if broker.weights is not None:
         size = f"{broker.weights.weights_bytes / 1e6:.0f} MB"
         weights = f"; published weights: version {broker.weights.policy.version} ({size})"
-    return f"version {policy.version}{resumed}, last report {duration(broker.silent_s)} ago{weights}"
+    return (
+        f"version {policy.version}{resumed}, last report {duration(broker.silent_s)} ago{weights}"
+    )
 
 
 def as_json(view: RunView) -> dict[str, Any]:
@@ -222,4 +247,7 @@ def _section(title: str, rows: Rows) -> RenderableType:
 
 
 def _list(title: str, lines: Sequence[str], style: str = "") -> RenderableType:
-    return Group(Text(title, style=TITLE), *(Padding(Text(line, style=style), (0, 0, 0, 2)) for line in lines))
+    return Group(
+        Text(title, style=TITLE),
+        *(Padding(Text(line, style=style), (0, 0, 0, 2)) for line in lines),
+    )

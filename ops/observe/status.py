@@ -23,7 +23,13 @@ from horizonrl.common.logs import configure_logs
 from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.observe.screen import as_json, plain_line, screen
 from horizonrl.ops.rundir.broker_status import BrokerStatus, Observer
-from horizonrl.ops.rundir.directory import SECRETS, check_broker_named, in_training, read_address, read_config
+from horizonrl.ops.rundir.directory import (
+    SECRETS,
+    check_broker_named,
+    in_training,
+    read_address,
+    read_config,
+)
 from horizonrl.ops.rundir.files import JournalReader
 from horizonrl.ops.rundir.troubles import Trouble, TroubleReader, collect
 from horizonrl.ops.rundir.view import RunView
@@ -69,13 +75,24 @@ class StatusSource:
         """Raises ConfigError when nothing says which run is meant."""
         if len(request.places) == 1 and not request.places[0].is_file():
             run_dir = request.places[0]
-            return cls(_config_of(run_dir, request.overrides), run_dir, described=True, overrides=request.overrides)
+            return cls(
+                _config_of(run_dir, request.overrides),
+                run_dir,
+                described=True,
+                overrides=request.overrides,
+            )
         named = [f"--run.name={request.run}"] if request.run else []
         config = RunConfig.load(request.places, [*named, *request.overrides])
         # The default name would show another run's state, or none at all.
-        is_named = request.run or request.places or any(token.startswith("--run.name") for token in request.overrides)
+        is_named = (
+            request.run
+            or request.places
+            or any(token.startswith("--run.name") for token in request.overrides)
+        )
         if not is_named or config.broker.url is None:
-            raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
+            raise ConfigError(
+                "which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME"
+            )
         return cls(config, None, described=bool(request.places))
 
     async def look(self) -> RunView:
@@ -92,7 +109,9 @@ class StatusSource:
                 raise
             broker = None
         if self.run_dir is None:
-            return RunView(self.config.run.name, self.config if self.described else None, broker=broker)
+            return RunView(
+                self.config.run.name, self.config if self.described else None, broker=broker
+            )
         self._troubles = collect(self._logs.events(), self._troubles)
         view = RunView.read(self.run_dir, self.config, self._journal.read())
         return replace(view, broker=broker, troubles=tuple(self._troubles))
@@ -109,11 +128,17 @@ class StatusSource:
                 async with asyncio.timeout(LOOK_S if self.run_dir else None):
                     return await Observer(transport).look()
             except TimeoutError:
-                raise BrokerUnreachable(f"{settings.url} has not answered for {LOOK_S:.0f} s") from None
+                raise BrokerUnreachable(
+                    f"{settings.url} has not answered for {LOOK_S:.0f} s"
+                ) from None
 
     def _broker_is_gone(self) -> bool:
         """Return whether the directory's own broker has ended with its `train`: there is nobody to wait for."""
-        if self.run_dir is None or self.config.broker.url != read_address(self.run_dir) or in_training(self.run_dir):
+        if (
+            self.run_dir is None
+            or self.config.broker.url != read_address(self.run_dir)
+            or in_training(self.run_dir)
+        ):
             return False
         port = urlsplit(self.config.broker.url or "").port
         with socket.socket() as probe:
@@ -135,7 +160,9 @@ def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
 def show_status(request: StatusRequest) -> int:
     """Print where a run stands: once, or again and again until Ctrl-C."""
     source = StatusSource.find(request)
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # what fails is raised; a log would be drawn over
+    with Path(os.devnull).open(
+        "w", encoding="utf-8"
+    ) as nowhere:  # what fails is raised; a log would be drawn over
         configure_logs(run=source.config.run.name, role="status", stream=nowhere)
         if not request.watch:
             _print(asyncio.run(source.look()), request.as_json)

@@ -66,7 +66,10 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), step=run.next_step, session_log=start))
 
     def track(self, point: Point) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in point.values.items()
+        ]
         summary = self._summary(value=values)
         self._writer.add_event(self._event(wall_time=point.time, step=point.step, summary=summary))
         # At once, since the caller notes the point as tracked as soon as this returns.
@@ -83,7 +86,11 @@ class Wandb:
         import wandb
 
         quiet = wandb.Settings(
-            silent=True, console="off", disable_git=True, disable_code=True, disable_job_creation=True
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            disable_job_creation=True,
         )
         self._run = wandb.init(
             project=run.project,
@@ -97,7 +104,9 @@ class Wandb:
             allow_val_change=True,
             settings=quiet,
         )
-        self._run.define_metric("*", step_metric="step")  # its own steps may only grow: an evaluation comes late
+        self._run.define_metric(
+            "*", step_metric="step"
+        )  # its own steps may only grow: an evaluation comes late
 
     def track(self, point: Point) -> None:
         row = {**point.values, "step": point.step, "_timestamp": point.time}
@@ -128,7 +137,9 @@ class Trackio:
         )
 
     def track(self, point: Point) -> None:
-        self._run.log(dict(point.values), step=point.step)  # it takes no time: its points have that of this call
+        self._run.log(
+            dict(point.values), step=point.step
+        )  # it takes no time: its points have that of this call
 
     def close(self) -> None:
         self._run.finish()

@@ -39,7 +39,15 @@ POLL_S = 2.0
 """Seconds between two looks for a new checkpoint."""
 END_S = 10.0
 """Seconds a tracker may take to end with the learner. The next start, or `horizonrl track`, sends what is left."""
-_NOT_TRACKED = ("version", "step", "phase_step", "time", "oldest_version", "newest_version", "settled_step")
+_NOT_TRACKED = (
+    "version",
+    "step",
+    "phase_step",
+    "time",
+    "oldest_version",
+    "newest_version",
+    "settled_step",
+)
 """Numbers of a line that say which step it is, and measure nothing."""
 
 
@@ -100,9 +108,13 @@ class Tracking:
             return math.inf
         newest = newest_checkpoint(self._run_dir)
         step = 0 if newest is None else newest.step
-        return math.inf if step >= self._config.total_steps else step  # the last evaluation settles after the last step
+        return (
+            math.inf if step >= self._config.total_steps else step
+        )  # the last evaluation settles after the last step
 
-    def _track(self, tracker: Tracker, line: Line, values: Mapping[str, float], **note: Any) -> None:
+    def _track(
+        self, tracker: Tracker, line: Line, values: Mapping[str, float], **note: Any
+    ) -> None:
         # Tracked first, noted after: a kill in between repeats the point under the same number, and loses none.
         tracker.track(Point(self.tracked.points, line["version"], line["time"], values))
         self.tracked = replace(self.tracked, points=self.tracked.points + 1, **note)
@@ -116,7 +128,9 @@ def metrics_values(line: Line) -> dict[str, float]:
     """
     is_rl = line["phase"] == Phase.RL.value
     prefix = "" if is_rl else "imitation/"
-    values = numbers(line, "train" if is_rl else "imitation") | numbers(line["horizons"], f"{prefix}horizon")
+    values = numbers(line, "train" if is_rl else "imitation") | numbers(
+        line["horizons"], f"{prefix}horizon"
+    )
     values |= numbers(line.get("numbers", {}), f"{prefix}own")
     for env, outcome in line["environments"].items():
         values |= numbers(outcome, f"{prefix}env/{env}")
@@ -155,7 +169,9 @@ def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
     """Track what a run has written; with `follow`, keep going until SIGTERM. Return 0."""
     config = read_config(run_dir, overrides)
     if config.tracker.kind is None:
-        raise ConfigError("tracker.kind is none: set it, for example with --tracker.kind tensorboard")
+        raise ConfigError(
+            "tracker.kind is none: set it, for example with --tracker.kind tensorboard"
+        )
     require(config.tracker.kind)
     stopping = threading.Event()
     if follow:
@@ -178,7 +194,9 @@ def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
                 break
             stopping.wait(POLL_S)
         tracker.close()
-    print(f"{config.tracker.kind}: {count} points of {config.run.name} tracked, in all to step {tracking.tracked.step}")
+    print(
+        f"{config.tracker.kind}: {count} points of {config.run.name} tracked, in all to step {tracking.tracked.step}"
+    )
     return 0
 
 
@@ -250,4 +268,9 @@ async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> N
 
 def _failed(metrics: Metrics, reason: str, log_file: Path) -> None:
     metrics.count("tracker_failures_total")
-    log.error("tracker_failed", reason=reason, log=str(log_file), mend="horizonrl track RUN_DIR tracks what is missing")
+    log.error(
+        "tracker_failed",
+        reason=reason,
+        log=str(log_file),
+        mend="horizonrl track RUN_DIR tracks what is missing",
+    )

@@ -61,12 +61,17 @@ def keys() -> Iterator[KeyRow]:
 def _table(section: str, rows: Sequence[KeyRow]) -> str:
     title = "[[envs]]" if section == "envs" else f"[{section}]"
     lines = [
-        f"|`{key.name}`{' of ' if key.kinds else ''}{', '.join(key.kinds)}|{key.values}|{key.meaning}|" for key in rows
+        f"|`{key.name}`{' of ' if key.kinds else ''}{', '.join(key.kinds)}|{key.values}|{key.meaning}|"
+        for key in rows
     ]
-    return "\n".join([f"## `{title}`", "", "|key|values (default)|meaning|", "|---|---|---|", *lines, ""])
+    return "\n".join(
+        [f"## `{title}`", "", "|key|values (default)|meaning|", "|---|---|---|", *lines, ""]
+    )
 
 
-def _keys(section: str, shape: dict[str, Any], schema: dict[str, Any], defaults: Any) -> Iterator[KeyRow]:
+def _keys(
+    section: str, shape: dict[str, Any], schema: dict[str, Any], defaults: Any
+) -> Iterator[KeyRow]:
     """Yield the keys of a section, and then those of the sections in it.
 
     `envs` is a list of sections, whose one element has the defaults.
@@ -81,12 +86,16 @@ def _keys(section: str, shape: dict[str, Any], schema: dict[str, Any], defaults:
     inner = {name for name, field in properties.items() if "properties" in _followed(field, schema)}
     for name, field in properties.items():
         if name not in inner:
-            yield KeyRow(section, name, (), _values(field, schema, defaults.get(name)), _meaning(field))
+            yield KeyRow(
+                section, name, (), _values(field, schema, defaults.get(name)), _meaning(field)
+            )
     for name in inner:
         yield from _keys(f"{section}.{name}", properties[name], schema, defaults[name])
 
 
-def _keys_by_kind(section: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]) -> Iterator[KeyRow]:
+def _keys_by_kind(
+    section: str, choices: Sequence[dict[str, Any]], schema: dict[str, Any]
+) -> Iterator[KeyRow]:
     kinds = [kind for choice in choices for kind in _kinds(choice)]
     values = f"{', '.join(f'`{kind}`' for kind in kinds)} (`{kinds[0]}`)"
     yield KeyRow(section, "kind", (), values, _meaning_of_kind(section))
@@ -111,14 +120,18 @@ def _kinds(choice: dict[str, Any]) -> list[str]:
 def _meaning_of_kind(name: str) -> str:
     """Return what the kinds of a section are: the base of their classes says it."""
     choice = next(iter(by_kind(RunConfig.model_fields[name].annotation).values()))
-    bases = [base for base in choice.__mro__ if issubclass(base, Section) and "kind" in base.model_fields]
+    bases = [
+        base for base in choice.__mro__ if issubclass(base, Section) and "kind" in base.model_fields
+    ]
     return _meaning({"description": bases[-1].model_fields["kind"].description or ""})
 
 
 def _values(field: dict[str, Any], schema: dict[str, Any], default: Any) -> str:
     """Return what a key takes, and its default. That it takes `none` goes without saying where that is the default."""
     values = _type(field, schema)
-    return f"{values.removesuffix(' or `none`') if default is None else values} ({_default(default)})"
+    return (
+        f"{values.removesuffix(' or `none`') if default is None else values} ({_default(default)})"
+    )
 
 
 def _followed(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +146,10 @@ def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
     field = _followed(field, schema)
     if "anyOf" in field:
         options = field["anyOf"]
-        return " or ".join("`none`" if option.get("type") == "null" else _type(option, schema) for option in options)
+        return " or ".join(
+            "`none`" if option.get("type") == "null" else _type(option, schema)
+            for option in options
+        )
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:

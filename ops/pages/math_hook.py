@@ -25,9 +25,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
     def converted(formula: re.Match[str]) -> str:
         latex, display = unescape(formula[2]).strip(), "block" if formula[1] == "div" else "inline"
-        mathml = FUNCTION.sub(r'<mo lspace="0.17em" rspace="0.17em">\2</mo>', convert(latex, display=display))
+        mathml = FUNCTION.sub(
+            r'<mo lspace="0.17em" rspace="0.17em">\2</mo>', convert(latex, display=display)
+        )
         if unknown := COMMAND.search(mathml):
-            raise PluginError(f"{page.file.src_uri}: latex2mathml does not know {unknown[0]} in {latex!r}")
+            raise PluginError(
+                f"{page.file.src_uri}: latex2mathml does not know {unknown[0]} in {latex!r}"
+            )
         return mathml
 
     return FORMULA.sub(converted, html)

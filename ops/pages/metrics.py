@@ -61,13 +61,17 @@ def _quantities() -> str:
 
 def _row(quantity: Quantity) -> str:
     metric = f"`{PREFIX}{quantity.metric_name}`" if quantity.metric else ""
-    shown = ", ".join([f"`{quantity.column}`"] * bool(quantity.column) + [quantity.curve] * bool(quantity.curve))
+    shown = ", ".join(
+        [f"`{quantity.column}`"] * bool(quantity.column) + [quantity.curve] * bool(quantity.curve)
+    )
     meaning = quantity.meaning.replace("|", "\\|")
     return f"|`{quantity.name}`|{quantity.unit}|{meaning}|{metric}|{shown}|"
 
 
 def _title(role: str) -> str:
-    return {"every": "Every role of a run", "server": "Environment server"}.get(role, role.capitalize())
+    return {"every": "Every role of a run", "server": "Environment server"}.get(
+        role, role.capitalize()
+    )
 
 
 def _section(metrics: tuple[Metric, ...]) -> str:

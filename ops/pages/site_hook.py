@@ -62,7 +62,9 @@ def on_post_build(config: MkDocsConfig) -> None:
     # Unpacked, so that a theme that renames its worker ends the build.
     (worker,) = Path(config.site_dir).glob("assets/javascripts/workers/search.*.min.js")
     source = json.dumps(worker.read_text(encoding="utf-8")).replace("<", "\\u003c")
-    (Path(config.site_dir) / SEARCH_SCRIPT).write_text(WORKER.replace("SOURCE", source), encoding="utf-8")
+    (Path(config.site_dir) / SEARCH_SCRIPT).write_text(
+        WORKER.replace("SOURCE", source), encoding="utf-8"
+    )
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -79,13 +81,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f'<span class="source" title="{_told(target, anchor)}">{text}</span>'
         return f"[{text}]({os.path.relpath(uri, here)}{anchor})"
 
-    return LINK.sub(placed, markdown) + (_decisions() if page.file.src_uri == "adr/index.md" else "")
+    return LINK.sub(placed, markdown) + (
+        _decisions() if page.file.src_uri == "adr/index.md" else ""
+    )
 
 
 def _decisions() -> str:
     records = sorted((DOCS / "adr").glob("[0-9]*.md"))
     titles = {
-        record.name: record.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for record in records
+        record.name: record.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for record in records
     }
     return "\n" + "\n".join(f"- [{title}]({name})" for name, title in titles.items()) + "\n"
 

@@ -137,7 +137,8 @@ def page(name: str, results: Mapping[str, Any]) -> str:
         f"Generated from [{name}.json]({name}.json).",
         note.conclusion,
         *results_to_markdown(
-            results, ReportOptions(note.axes, note.share_of, note.played, tables=True, method=INTERVALS)
+            results,
+            ReportOptions(note.axes, note.share_of, note.played, tables=True, method=INTERVALS),
         ),
     ]
     if (DIRECTORY.parent / "images" / f"{name}.svg").exists():

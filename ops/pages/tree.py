@@ -29,7 +29,9 @@ def directories() -> Iterator[Path]:
 def purpose(directory: Path) -> str:
     """Return the first paragraph of a package's docstring, on one line."""
     # Parsed and not imported: the tree is made without torch or vLLM.
-    text = ast.get_docstring(ast.parse((directory / "__init__.py").read_text(encoding="utf-8"))) or ""
+    text = (
+        ast.get_docstring(ast.parse((directory / "__init__.py").read_text(encoding="utf-8"))) or ""
+    )
     return " ".join(text.partition("\n\n")[0].split())
 
 

@@ -32,17 +32,28 @@ class Workload:
 
     @classmethod
     def of(
-        cls, config: RunConfig, episode_tokens: float | None = None, generated_tokens: float | None = None
+        cls,
+        config: RunConfig,
+        episode_tokens: float | None = None,
+        generated_tokens: float | None = None,
     ) -> "Workload":
         """Fill in what is not given from the recipe's bounds. Raises ConfigError for more than an episode can hold."""
         most = config.model.max_context_tokens
         tokens = episode_tokens if episode_tokens is not None else c.EPISODE_FILL.value * most
         share = c.GENERATED_SHARE.value * tokens
-        generated = generated_tokens if generated_tokens is not None else min(share, config.longest_episode_tokens)
+        generated = (
+            generated_tokens
+            if generated_tokens is not None
+            else min(share, config.longest_episode_tokens)
+        )
         if not 0 < tokens <= most:
-            raise ConfigError(f"--episode-tokens is {tokens:g}: give a number up to model.max_context_tokens = {most}")
+            raise ConfigError(
+                f"--episode-tokens is {tokens:g}: give a number up to model.max_context_tokens = {most}"
+            )
         if not 0 < generated <= tokens:
-            raise ConfigError(f"--generated-tokens is {generated:g} of {tokens:g} tokens in an episode: give fewer")
+            raise ConfigError(
+                f"--generated-tokens is {generated:g} of {tokens:g} tokens in an episode: give fewer"
+            )
         return cls(tokens, generated)
 
 
@@ -97,7 +108,9 @@ class RunPlan:
         return self.groups / self.capacities[part]
 
 
-def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet | None, load: Workload) -> RunPlan:
+def plan_run(
+    config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet | None, load: Workload
+) -> RunPlan:
     """Compute the plan; without `actors` they share the learner's GPUs, as `train` has it on one machine.
 
     Raises ConfigError if the actors' GPUs do not make up one engine.
@@ -121,7 +134,9 @@ def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet
     frame = 2.0 * shape.parameters
     change = frame / change_ratio(config.rl.lr)
     if config.lora.rank:
-        change = 2.0 * trained_parameters(config, shape)  # the adapters whole, in bfloat16: their changes are no larger
+        change = 2.0 * trained_parameters(
+            config, shape
+        )  # the adapters whole, in bfloat16: their changes are no larger
     hosts = math.ceil(actors.count / c.GPUS_PER_HOST.value)
     per_version = hosts * (change + frame / c.KEY_FRAME_EVERY.value) / config.rl.publish_every
     group = group_bytes(n, load)
@@ -166,8 +181,12 @@ def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet
 def learner_step_s(config: RunConfig, shape: ModelShape, learner: Fleet, load: Workload) -> float:
     """Return the seconds of one step: arithmetic, or the traffic of ZeRO between the ranks where that takes longer."""
     tokens = config.rl.groups_per_step * config.rollout.group_size * load.episode_tokens
-    forward = shape.forward_flops(load.episode_tokens / 2, load.generated_tokens / load.episode_tokens)
-    passes = (4.0 if config.learner.gradient_checkpointing else 3.0) * config.loss.epochs + _scoring_passes(config)
+    forward = shape.forward_flops(
+        load.episode_tokens / 2, load.generated_tokens / load.episode_tokens
+    )
+    passes = (
+        4.0 if config.learner.gradient_checkpointing else 3.0
+    ) * config.loss.epochs + _scoring_passes(config)
     peak = learner.count * learner.accelerator.flops * c.TRAIN_UTILISATION.value
     return max(tokens * forward * passes / peak, _traffic_s(config, shape, learner, tokens))
 
@@ -182,7 +201,9 @@ def _traffic_s(config: RunConfig, shape: ModelShape, learner: Fleet, tokens: flo
         return 0.0
     link = c.rank_link(learner.count)
     updates, trained = config.loss.updates, trained_parameters(config, shape)
-    micro_batches = math.ceil(tokens * config.loss.epochs / (learner.count * config.learner.micro_batch_tokens))
+    micro_batches = math.ceil(
+        tokens * config.loss.epochs / (learner.count * config.learner.micro_batch_tokens)
+    )
     # Gradients travel in float32. Stage 3 gathers the parameters twice per micro-batch and reduces after each, and
     # once where it scores it before the step.
     sums, gathered = 4 * trained, 2.0 * shape.parameters
@@ -236,7 +257,11 @@ def _troubles(config: RunConfig, learner: Fleet, actors: Fleet, plan: RunPlan) -
     engine, gpu = plan.engine, learner.accelerator
     cut_finely = config.learner.micro_batch_tokens == config.model.max_context_tokens
     if plan.gpu_bytes > gpu.memory_bytes:
-        with_engine = f" with {engine.total / 1e9:.1f} GB for an engine" if plan.gpu_bytes > plan.learner.total else ""
+        with_engine = (
+            f" with {engine.total / 1e9:.1f} GB for an engine"
+            if plan.gpu_bytes > plan.learner.total
+            else ""
+        )
         advice = [
             "a higher learner.zero_stage" * (config.learner.zero_stage < 3),
             "more ranks",
@@ -268,7 +293,9 @@ def _troubles(config: RunConfig, learner: Fleet, actors: Fleet, plan: RunPlan) -
         yield f"{unused} of the actors' GPUs make up no engine of {config.actor.tensor_parallel}"
 
 
-def _hints(config: RunConfig, learner: Fleet, actors: Fleet, shared: bool, plan: RunPlan) -> Iterator[str]:
+def _hints(
+    config: RunConfig, learner: Fleet, actors: Fleet, shared: bool, plan: RunPlan
+) -> Iterator[str]:
     for fleet in {learner.accelerator: learner, actors.accelerator: actors}.values():
         if not fleet.accelerator.supported:
             yield f"HorizonRL runs on NVIDIA's GPUs: for {fleet.accelerator.name} this is arithmetic"

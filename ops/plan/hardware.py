@@ -28,17 +28,23 @@ ACCELERATORS = {
     for accelerator in (
         Accelerator("A10", 24e9, 125e12, 0.6e12, "NVIDIA A10 data sheet"),
         Accelerator("A10G", 24e9, 70e12, 0.6e12, "NVIDIA A10G data sheet"),
-        Accelerator("A6000", 48e9, 154.8e12, 0.768e12, "NVIDIA Ampere GA102 white paper, RTX A6000"),
+        Accelerator(
+            "A6000", 48e9, 154.8e12, 0.768e12, "NVIDIA Ampere GA102 white paper, RTX A6000"
+        ),
         Accelerator("A100-40", 40e9, 312e12, 1.555e12, "NVIDIA A100 data sheet, SXM 40 GB"),
         Accelerator("A100", 80e9, 312e12, 2.039e12, "NVIDIA A100 data sheet, SXM 80 GB"),
         Accelerator("L4", 24e9, 121e12, 0.3e12, "NVIDIA L4 data sheet, without sparsity"),
         Accelerator("L40S", 48e9, 362e12, 0.864e12, "NVIDIA L40S data sheet"),
         Accelerator("RTX4090", 24e9, 165e12, 1.008e12, "NVIDIA Ada GPU architecture white paper"),
-        Accelerator("RTX5090", 32e9, 209.5e12, 1.792e12, "NVIDIA RTX Blackwell GPU architecture white paper"),
+        Accelerator(
+            "RTX5090", 32e9, 209.5e12, 1.792e12, "NVIDIA RTX Blackwell GPU architecture white paper"
+        ),
         Accelerator("H100", 80e9, 989e12, 3.35e12, "NVIDIA H100 data sheet, SXM"),
         Accelerator("H200", 141e9, 989e12, 4.8e12, "NVIDIA H200 data sheet, SXM"),
         Accelerator("B200", 180e9, 2250e12, 7.7e12, "NVIDIA HGX B200 data sheet, per GPU"),
-        Accelerator("MI300X", 192e9, 1307e12, 5.3e12, "AMD Instinct MI300X data sheet", supported=False),
+        Accelerator(
+            "MI300X", 192e9, 1307e12, 5.3e12, "AMD Instinct MI300X data sheet", supported=False
+        ),
         Accelerator("CPU", 16e9, 0.6e12, 20e9, "a guess at one core with AMX (docs/scaling.md)"),
     )
 }

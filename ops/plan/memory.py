@@ -33,7 +33,12 @@ class LearnerMemory:
     @property
     def total(self) -> float:
         states = self.weights + self.gradients + self.optimizer + self.reference
-        return states + max(self.activations + self.backward, self.update) + self.buffers + self.framework
+        return (
+            states
+            + max(self.activations + self.backward, self.update)
+            + self.buffers
+            + self.framework
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ def learner_memory(config: RunConfig, shape: ModelShape, learner: Fleet) -> Lear
     zero = config.learner.deepspeed.get("zero_optimization", {})
     bucket = float(zero.get("reduce_bucket_size", c.REDUCE_BUCKET.value))
     filled = min(bucket, trained)  # what of a bucket is reduced at once
-    table = 0 if config.lora.rank else shape.vocabulary * shape.hidden  # the largest gradient, whole on every rank
+    table = (
+        0 if config.lora.rank else shape.vocabulary * shape.hidden
+    )  # the largest gradient, whole on every rank
     sums = {0: 2 * trained, 1: 4 * trained}.get(stage, 4 * trained / split)
     staged = {2: 2 * bucket, 3: 4 * bucket}.get(stage, 0.0)
     reduced = 4 * filled if stage > 1 else 0.0
@@ -80,8 +87,12 @@ def learner_memory(config: RunConfig, shape: ModelShape, learner: Fleet) -> Lear
     logits = 2 * min(chunk, 2.0 * tokens * shape.vocabulary)
     recomputed = config.learner.gradient_checkpointing
     held = tokens * shape.layers * (2 * shape.hidden if recomputed else layer)
-    at_head = tokens * c.SAVED_TAIL.value * shape.hidden + max(6 * table, 4 * table + logits, reduced)
-    in_layer = tokens * (c.LAYER_GRADIENTS.value * shape.feed_forward + 2 * shape.hidden + layer * recomputed)
+    at_head = tokens * c.SAVED_TAIL.value * shape.hidden + max(
+        6 * table, 4 * table + logits, reduced
+    )
+    in_layer = tokens * (
+        c.LAYER_GRADIENTS.value * shape.feed_forward + 2 * shape.hidden + layer * recomputed
+    )
     in_layer += reduced + (2 * table if shape.tied else 0)
     return LearnerMemory(
         weights=2 * parameters / sharded,
@@ -117,7 +128,9 @@ def engine_memory(
     # A key-value head cannot be cut: with more GPUs than heads each keeps a copy. Heads have at least 64 dimensions.
     per_episode = episode_tokens * shape.kv_bytes_per_token / split
     fitting = max(0, int(cache / per_episode))
-    return EngineMemory(share, weights, workspace, max(0.0, cache), per_episode, min(fitting, config.actor.slots))
+    return EngineMemory(
+        share, weights, workspace, max(0.0, cache), per_episode, min(fitting, config.actor.slots)
+    )
 
 
 def trained_parameters(config: RunConfig, shape: ModelShape) -> float:

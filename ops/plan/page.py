@@ -32,8 +32,12 @@ def run(
     plan = plan_run(config, shape, *fleets, load)
     _print(config, shape, fleets, load, plan)
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(shape, fleets, load, plan), indent=2) + "\n", encoding="utf-8")
-    return 1 if plan.gpu_bytes > fleets[0].accelerator.memory_bytes or plan.engine.episodes == 0 else 0
+        json_file.write_text(
+            json.dumps(as_json(shape, fleets, load, plan), indent=2) + "\n", encoding="utf-8"
+        )
+    return (
+        1 if plan.gpu_bytes > fleets[0].accelerator.memory_bytes or plan.engine.episodes == 0 else 0
+    )
 
 
 def _fleets(learner: str, actors: str | None) -> Fleets:
@@ -68,7 +72,9 @@ def _actors(fleets: Fleets) -> str:
     return "on the learner's GPUs" if fleets[1] is None else str(fleets[1])
 
 
-def _print(config: RunConfig, shape: ModelShape, fleets: Fleets, load: Workload, plan: RunPlan) -> None:
+def _print(
+    config: RunConfig, shape: ModelShape, fleets: Fleets, load: Workload, plan: RunPlan
+) -> None:
     console, memory, engine, version = plain_console(), plan.learner, plan.engine, plan.version
     console.print(
         f"{shape.name}, {shape.parameters / 1e9:.2f} billion parameters; "
@@ -88,31 +94,53 @@ def _print(config: RunConfig, shape: ModelShape, fleets: Fleets, load: Workload,
         ("learner: buffers", memory.buffers + memory.framework, "of ZeRO and of the framework"),
         ("learner: all", memory.total, f"{fleets[0].accelerator.memory_bytes / 1e9:.0f} GB"),
         ("actor: weights", engine.weights, f"tensor_parallel {config.actor.tensor_parallel}"),
-        ("actor: cache", engine.cache, f"{engine.episodes} episodes of {engine.cache_per_episode / 1e9:.3f} GB"),
+        (
+            "actor: cache",
+            engine.cache,
+            f"{engine.episodes} episodes of {engine.cache_per_episode / 1e9:.3f} GB",
+        ),
         ("actor: all", engine.total, f"actor.gpu_memory_share {engine.share:g}"),
     ):
         table.add_row(name, f"{value / 1e9:.2f}", note)
     console.print(table)
     table = Table("flow", "value", "note")
     interval = config.rl.groups_per_step / plan.groups
-    step = (f"{interval:.1f} s", f"{config.rl.steps * interval / 3600:.1f} h for rl.steps = {config.rl.steps}")
+    step = (
+        f"{interval:.1f} s",
+        f"{config.rl.steps * interval / 3600:.1f} h for rl.steps = {config.rl.steps}",
+    )
     if engine.episodes == 0:
         step = ("never", "an actor has no room for one episode")
     for name, text, note in (
         ("learner at full speed", *_rates(plan.learner_generated, plan.learner_tokens, "trained")),
-        ("actors at full speed", *_rates(plan.actor_generated, plan.actor_tokens, "read or generated")),
+        (
+            "actors at full speed",
+            *_rates(plan.actor_generated, plan.actor_tokens, "read or generated"),
+        ),
         ("broker", f"{plan.groups:.2f} groups/s", f"{plan.group_bytes / 1e3:.0f} kB each"),
         ("step", *step),
         ("learner, its step", f"{plan.step_s:.1f} s", "without waiting, versions and checkpoints"),
-        ("version, learner", f"{version.copy_s:.1f} s", f"and {version.publish_s:.1f} s in parallel"),
+        (
+            "version, learner",
+            f"{version.copy_s:.1f} s",
+            f"and {version.publish_s:.1f} s in parallel",
+        ),
         (
             "version, engine",
             f"{version.pause_s:.1f} s",
             f"{version.load_s:.1f} s to load, {version.refill_s:.1f} s to read episodes again",
         ),
         ("version, host", f"{version.receive_s:.1f} s", "to patch and digest, beside generation"),
-        ("key frame", f"{plan.frame_bytes / 1e9:.2f} GB", "when an actor begins, and every 64 versions"),
-        ("changes", f"{plan.change_bytes / 1e6:.1f} MB", f"per version at a learning rate of {config.rl.lr:g}"),
+        (
+            "key frame",
+            f"{plan.frame_bytes / 1e9:.2f} GB",
+            "when an actor begins, and every 64 versions",
+        ),
+        (
+            "changes",
+            f"{plan.change_bytes / 1e6:.1f} MB",
+            f"per version at a learning rate of {config.rl.lr:g}",
+        ),
         (
             "weights sent",
             f"{plan.weights_bytes_per_s / 1e6:.1f} MB/s",
@@ -123,9 +151,21 @@ def _print(config: RunConfig, shape: ModelShape, fleets: Fleets, load: Workload,
             f"{plan.checkpoint_bytes / 1e9:.1f} GB",
             f"{version.checkpoint_s:.0f} s, every {config.learner.checkpoint_every} steps",
         ),
-        ("disk, learner", f"{plan.disk_bytes / 1e9:.0f} GB", "checkpoints, frames, episodes and log at their bounds"),
-        ("disk, broker", f"{plan.broker_bytes / 1e9:.0f} GB", "four times the weights, and the log at its bound"),
-        ("/dev/shm, actor", f"{2 * plan.frame_bytes / 1e9:.1f} GB", "two versions, part of its host memory"),
+        (
+            "disk, learner",
+            f"{plan.disk_bytes / 1e9:.0f} GB",
+            "checkpoints, frames, episodes and log at their bounds",
+        ),
+        (
+            "disk, broker",
+            f"{plan.broker_bytes / 1e9:.0f} GB",
+            "four times the weights, and the log at its bound",
+        ),
+        (
+            "/dev/shm, actor",
+            f"{2 * plan.frame_bytes / 1e9:.1f} GB",
+            "two versions, part of its host memory",
+        ),
     ):
         table.add_row(name, text, note)
     console.print(table)
@@ -140,4 +180,7 @@ def _print(config: RunConfig, shape: ModelShape, fleets: Fleets, load: Workload,
 
 
 def _rates(generated: float, all_tokens: float, what: str) -> tuple[str, str]:
-    return f"{generated:,.0f} generated tokens/s", f"{all_tokens:,.0f} with prompts and observations, {what}"
+    return (
+        f"{generated:,.0f} generated tokens/s",
+        f"{all_tokens:,.0f} with prompts and observations, {what}",
+    )

@@ -28,7 +28,10 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        projections = 2 * self.hidden * (self.query_width + self.kv_width) + 3 * self.hidden * self.feed_forward
+        projections = (
+            2 * self.hidden * (self.query_width + self.kv_width)
+            + 3 * self.hidden * self.feed_forward
+        )
         biases = (self.query_width + 2 * self.kv_width) * self.qkv_bias
         return projections + biases + 2 * self.hidden
 
@@ -53,11 +56,21 @@ class ModelShape:
         return 2 * self.layers * self.layer_parameters + attention + head
 
 
-def _qwen(size: str, numbers: tuple[int, int, int, int, int], vocabulary: int = 152_064) -> ModelShape:
+def _qwen(
+    size: str, numbers: tuple[int, int, int, int, int], vocabulary: int = 152_064
+) -> ModelShape:
     layers, hidden, feed_forward, query_width, kv_width = numbers
     tied = vocabulary == 151_936
     return ModelShape(
-        f"Qwen2.5-{size}", layers, hidden, feed_forward, query_width, kv_width, vocabulary, tied, qkv_bias=True
+        f"Qwen2.5-{size}",
+        layers,
+        hidden,
+        feed_forward,
+        query_width,
+        kv_width,
+        vocabulary,
+        tied,
+        qkv_bias=True,
     )
 
 
@@ -90,7 +103,11 @@ def shape_of_size(size: str) -> ModelShape:
 
 def shape_of_name(name: str) -> ModelShape:
     """Return the model whose size stands in a name such as Qwen/Qwen2.5-7B-Instruct. Raises ConfigError."""
-    sizes = [match for match in _SIZE_IN_NAME.findall(name) if match.upper() in {size.upper() for size in SIZES}]
+    sizes = [
+        match
+        for match in _SIZE_IN_NAME.findall(name)
+        if match.upper() in {size.upper() for size in SIZES}
+    ]
     if not sizes:
         raise ConfigError(
             f"model.name is {name!r}, which is not on this machine and names no size of the table: give --model-size, "
@@ -114,11 +131,16 @@ def shape_of_directory(model_dir: Path) -> ModelShape:
             kv_width=int(config.get("num_key_value_heads") or heads) * width,
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=config.get("model_type") == "qwen2" or bool(config.get("attention_bias", False)),
+            qkv_bias=config.get("model_type") == "qwen2"
+            or bool(config.get("attention_bias", False)),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{model_dir}/config.json does not say the model's shape ({error!r})") from None
+        raise ConfigError(
+            f"{model_dir}/config.json does not say the model's shape ({error!r})"
+        ) from None
     refuse_untrainable(model_dir)
     if is_recurrent(config):
-        raise ConfigError(f"{model_dir} is a hybrid model, which the formulas do not cover: give --model-size")
+        raise ConfigError(
+            f"{model_dir} is a hybrid model, which the formulas do not cover: give --model-size"
+        )
     return shape

@@ -35,7 +35,11 @@ class VersionTime:
 
 
 def version_time(
-    config: RunConfig, shape: ModelShape, fleets: tuple[Fleet, Fleet], engine: EngineMemory, checkpoint: float
+    config: RunConfig,
+    shape: ModelShape,
+    fleets: tuple[Fleet, Fleet],
+    engine: EngineMemory,
+    checkpoint: float,
 ) -> VersionTime:
     """Return the seconds for the weights of `shape` and a checkpoint of that many bytes."""
     learner, actors = fleets

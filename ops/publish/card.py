@@ -42,7 +42,11 @@ def base_model(model_dir: Path) -> tuple[str | None, str]:
 
 
 def model_card(
-    config: RunConfig, files: Files, model_dir: Path, facts: Mapping[str, Any], prompt: str | None = None
+    config: RunConfig,
+    files: Files,
+    model_dir: Path,
+    facts: Mapping[str, Any],
+    prompt: str | None = None,
 ) -> str:
     """Return the card of an exported version: what it is, how it did, where it comes from, how to make it again.
 
@@ -51,7 +55,11 @@ def model_card(
     base, licence = base_model(model_dir)
     step = facts["step"]
     evals = [line for line in files.evals if line["success_rate"] is not None]
-    view = RunView(config.run.name, config, files=replace(files, evals=[e for e in evals if e["version"] <= step]))
+    view = RunView(
+        config.run.name,
+        config,
+        files=replace(files, evals=[e for e in evals if e["version"] <= step]),
+    )
     head = ModelCardData(
         base_model=base,
         license=licence,
@@ -59,10 +67,16 @@ def model_card(
         pipeline_tag="text-generation",
         tags=TAGS,
         model_name=config.run.name,
-        eval_results=[result for line in evals if line["version"] == step for result in _results(line)],
+        eval_results=[
+            result for line in evals if line["version"] == step for result in _results(line)
+        ],
     ).to_yaml()
     gain = f"\nSuccess on held-out tasks: {view.gain}.\n" if view.gain else ""
-    note = "The version here is in bold." if evals else "None: `eval.every` was 0, or no round was complete."
+    note = (
+        "The version here is in bold."
+        if evals
+        else "None: `eval.every` was 0, or no round was complete."
+    )
     return f"""---
 {head}
 ---
@@ -137,7 +151,9 @@ def _example(config: RunConfig, prompt: str | None) -> str:
     """Return a program that plays the first turn of an episode, from the directory of the model."""
     system = config.rollout.system_prompt
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt or "The first observation of your environment"})
+    messages.append(
+        {"role": "user", "content": prompt or "The first observation of your environment"}
+    )
     # A list of texts in JSON is one in Python. Three backticks would end the block that this stands in.
     conversation = json.dumps(messages, indent=4, ensure_ascii=False).replace("```", r"\u0060" * 3)
     sampling = f"do_sample=True, temperature={config.eval.temperature:g}"
@@ -157,7 +173,10 @@ print(tokenizer.decode(output[0][prompt["input_ids"].shape[1] :], skip_special_t
 
 
 def dataset_card(
-    config: RunConfig, written: DatasetCounts, identity: Mapping[str, str], types: Sequence[type[BaseModel]]
+    config: RunConfig,
+    written: DatasetCounts,
+    identity: Mapping[str, str],
+    types: Sequence[type[BaseModel]],
 ) -> str:
     """Return the card of a dataset of episodes."""
     head = DatasetCardData(
@@ -167,8 +186,14 @@ def dataset_card(
         configs=[{"config_name": "default", "data_files": "data/*.jsonl"}],
     ).to_yaml()
     base, _ = base_model(Path(config.model.name))
-    digests = ", ".join(f"{what} `{digest}`" for what, digest in identity.items()) or "not known here"
-    prompt = f"`{config.rollout.system_prompt}`" if config.rollout.system_prompt else "the chat template's default"
+    digests = (
+        ", ".join(f"{what} `{digest}`" for what, digest in identity.items()) or "not known here"
+    )
+    prompt = (
+        f"`{config.rollout.system_prompt}`"
+        if config.rollout.system_prompt
+        else "the chat template's default"
+    )
     counts = "\n".join(
         f"| {env} | {count} | {written.solved[env]} | {written.broken[env]} |"
         for env, count in sorted(written.by_env.items())
@@ -220,9 +245,13 @@ def recipe(config: RunConfig) -> str:
             # Not all classes have a default kind, and options of another package have no defaults at all.
             defaults |= {"kind": default[name]["kind"]} if "kind" in section else {}
             absent = object()
-            differing = {key: value for key, value in section.items() if value != defaults.get(key, absent)}
+            differing = {
+                key: value for key, value in section.items() if value != defaults.get(key, absent)
+            }
             if differing:
-                changed[name] = {key: "none" if value is None else value for key, value in differing.items()}
+                changed[name] = {
+                    key: "none" if value is None else value for key, value in differing.items()
+                }
         elif section != default[name]:
             changed[name] = section
     return tomli_w.dumps(changed)
@@ -273,7 +302,9 @@ def _lineages(files: Files) -> str:
     rows = []
     for line in files.lineages:
         changed = ", ".join(f"{key} {old} → {new}" for key, (old, new) in line["changed"].items())
-        rows.append(f"| {line['lineage']} | {line['from_step']} | {changed if _harmless(changed) else 'yes'} |")
+        rows.append(
+            f"| {line['lineage']} | {line['from_step']} | {changed if _harmless(changed) else 'yes'} |"
+        )
     return "\n".join(["| lineage | from step | config changed |", "|---|---|---|", *rows])
 
 
@@ -291,7 +322,9 @@ def _fields(types: Sequence[type[BaseModel]]) -> str:
             f"| `{name}` | {' '.join(field.get('description', '').split())} |"
             for name, field in schema["properties"].items()
         ]
-        parts.append("\n".join([f"{row_type.__doc__}", "", "| field | meaning |", "|---|---|", *rows]))
+        parts.append(
+            "\n".join([f"{row_type.__doc__}", "", "| field | meaning |", "|---|---|", *rows])
+        )
     return "\n\n".join(parts)
 
 

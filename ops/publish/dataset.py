@@ -40,14 +40,20 @@ def write_dataset(run_dir: Path, out: Path) -> DatasetCounts:
             earlier.unlink()
         _write_shards(data, rows(config, run_dir, source, written))
         written.unreadable = source.unreadable
-        (out / "schema.json").write_text(json.dumps(EpisodeRow.model_json_schema(), indent=2) + "\n", encoding="utf-8")
+        (out / "schema.json").write_text(
+            json.dumps(EpisodeRow.model_json_schema(), indent=2) + "\n", encoding="utf-8"
+        )
         model_dir = known_model(config.model.name)
         identity = {} if model_dir is None else model_identity(model_dir)
-        (out / CARD).write_text(dataset_card(config, written, identity, (EpisodeRow, TurnRow)), encoding="utf-8")
+        (out / CARD).write_text(
+            dataset_card(config, written, identity, (EpisodeRow, TurnRow)), encoding="utf-8"
+        )
     return written
 
 
-def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: DatasetCounts) -> Iterator[EpisodeRow]:
+def rows(
+    config: RunConfig, run_dir: Path, source: EpisodeFiles, written: DatasetCounts
+) -> Iterator[EpisodeRow]:
     """Yield the run's episodes as rows, and keep account of them."""
     ends = {end.ticket: str(end) for end in Files.read(run_dir).ends()}
     for step, ticket, records in source.groups():

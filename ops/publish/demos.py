@@ -16,12 +16,16 @@ from horizonrl.envs.api import Environment, make_expert, tool_user
 from horizonrl.envs.transcripts import to_record
 
 
-def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id: str | None) -> int:
+def write_demonstrations(
+    config: RunConfig, out: Path, count: int | None, env_id: str | None
+) -> int:
     """Let the expert play the first tasks that the recipe selects, and write its episodes. Returns 0."""
     env = _chosen(config, env_id)
     # Numbered among all tasks, not among the chosen ones: an item id has to mean the same task everywhere.
     numbers = number_tasks(env.id, registry.tasks(env.id, env.options))
-    task_ids = [spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)][:count]
+    task_ids = [
+        spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)
+    ][:count]
     with atomic_write(out) as incoming, incoming.open("w", encoding="utf-8", newline="\n") as file:
         for task_id in task_ids:
             record = asyncio.run(_play(env, task_id, f"{env.id}_{numbers[task_id]}"))
@@ -35,7 +39,9 @@ def _chosen(config: RunConfig, env_id: str | None) -> EnvSection:
     if env_id is None and len(ids) > 1:
         raise ConfigError(f"the recipe has the envs {', '.join(ids)}: choose one with --env ID")
     if env_id is not None and env_id not in ids:
-        raise ConfigError(f"the recipe has no environment {env_id!r}, only {', '.join(ids)}: name one of these")
+        raise ConfigError(
+            f"the recipe has no environment {env_id!r}, only {', '.join(ids)}: name one of these"
+        )
     return config.envs[ids.index(env_id) if env_id is not None else 0]
 
 
@@ -53,7 +59,9 @@ async def _episode(environment: Environment, task_id: str, item_id: str) -> dict
     prompt = observation = (await environment.reset(task_id)).text
     expert = make_expert(environment)
     if tool_user(environment) is not None:
-        raise ConfigError(f"{environment.env_id} is played by calling tools, which AgentTraj has no form for")
+        raise ConfigError(
+            f"{environment.env_id} is played by calling tools, which AgentTraj has no form for"
+        )
     turns: list[tuple[str, str]] = []
     while len(turns) < MAX_TURNS:
         text = expert.act(observation)
@@ -64,4 +72,6 @@ async def _episode(environment: Environment, task_id: str, item_id: str) -> dict
             return to_record(item_id, prompt, turns)
         if step.terminated or step.truncated:
             break
-    raise EnvironmentFailure(f"the expert did not solve task {task_id!r} in {len(turns)} turns: leave it out")
+    raise EnvironmentFailure(
+        f"the expert did not solve task {task_id!r} in {len(turns)} turns: leave it out"
+    )

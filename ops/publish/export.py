@@ -18,15 +18,25 @@ from horizonrl.ops.rundir.files import Files
 
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
     """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
-    from horizonrl.learner.engine.checkpoint.weights_file import export  # torch and huggingface_hub: seconds to import
+    from horizonrl.learner.engine.checkpoint.weights_file import (
+        export,
+    )  # torch and huggingface_hub: seconds to import
     from horizonrl.ops.publish.card import model_card
 
     config = read_config(run_dir)
-    weights, facts = _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
+    weights, facts = (
+        _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
+    )
     facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
     model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
     prompt = example_prompt(config, run_dir)
-    export(model_dir, weights, out, facts, lambda written: model_card(config, files, model_dir, written, prompt))
+    export(
+        model_dir,
+        weights,
+        out,
+        facts,
+        lambda written: model_card(config, files, model_dir, written, prompt),
+    )
     return int(facts["step"])
 
 
@@ -39,19 +49,27 @@ def example_prompt(config: RunConfig, run_dir: Path) -> str | None:
     built_in = {entry.name for entry in entries if entry.value.startswith("horizonrl.envs.worlds.")}
     public = {env.id for env in config.envs if env.id in built_in and not env.options}
     groups = EpisodeFiles(run_dir, held_out=True).groups() if public else ()
-    return next((str(records[0]["prompt"]) for _, _, records in groups if records[0]["env"] in public), None)
+    return next(
+        (str(records[0]["prompt"]) for _, _, records in groups if records[0]["env"] in public), None
+    )
 
 
 def _newest_of(run_dir: Path, keep: int) -> tuple[Path, dict[str, Any]]:
     checkpoint = CheckpointStore(run_dir / "checkpoints", keep=keep).newest()
     if checkpoint is None:
         raise CheckpointError(f"{run_dir} holds no checkpoint yet: wait for the first one")
-    return checkpoint.path / "weights.safetensors", {key: checkpoint.state[key] for key in ("step", "lineage")}
+    return checkpoint.path / "weights.safetensors", {
+        key: checkpoint.state[key] for key in ("step", "lineage")
+    }
 
 
 def _best_of(run_dir: Path) -> tuple[Path, dict[str, Any]]:
     best = Best(run_dir / BEST)
     result = best.read()
     if result is None:
-        raise CheckpointError(f"{run_dir} holds no evaluated version: set eval.every, or export without --best")
-    return best.weights(result), {key: result[key] for key in ("step", "lineage", "success_rate", "low", "high")}
+        raise CheckpointError(
+            f"{run_dir} holds no evaluated version: set eval.every, or export without --best"
+        )
+    return best.weights(result), {
+        key: result[key] for key in ("step", "lineage", "success_rate", "low", "high")
+    }

@@ -28,18 +28,24 @@ def require_push(name: str) -> str:
         raise ConfigError(f"--push {name}: a repository is named OWNER/NAME")
     token = os.environ.get(TOKEN, "")
     if not token:
-        raise ConfigError(f"--push needs a token with write access: set the environment variable {TOKEN}")
+        raise ConfigError(
+            f"--push needs a token with write access: set the environment variable {TOKEN}"
+        )
     return token
 
 
-def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: bool = False) -> str:
+def push(
+    folder: Path, name: str, kind: Literal["model", "dataset"], *, public: bool = False
+) -> str:
     """Make the repository if there is none, upload what we wrote in one commit, and return the commit's address."""
     token = require_push(name)
     try:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
-        raise MissingDependency(f"--push needs {error.name}: pip install huggingface_hub") from error
+        raise MissingDependency(
+            f"--push needs {error.name}: pip install huggingface_hub"
+        ) from error
     # With the token: without one, the library would take that of a login on this machine.
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     try:

@@ -71,7 +71,8 @@ def comparison(compared: Sequence[Compared]) -> dict[str, Any]:
         "written": time.time(),
         "notices": list(_notices(compared)),
         "subjects": [
-            {"name": subject.name, "kind": subject.kind, "badges": list(subject.badges)} for subject in compared
+            {"name": subject.name, "kind": subject.kind, "badges": list(subject.badges)}
+            for subject in compared
         ],
         "rows": _rows(compared),
         "settings": _different(compared),
@@ -87,10 +88,17 @@ def comparison(compared: Sequence[Compared]) -> dict[str, Any]:
 def _run(directory: Path, name: str) -> Compared:
     config = read_config(directory, besides=NEITHER)
     view = RunView.read(directory, config)
-    badges = [view.state, f"step {view.step} of {view.steps}", config.advantage.kind, f"{config.horizon.kind} horizon"]
+    badges = [
+        view.state,
+        f"step {view.step} of {view.steps}",
+        config.advantage.kind,
+        f"{config.horizon.kind} horizon",
+    ]
     if (resumes := len(view.files.lineages) - 1) > 0:
         badges.append(f"resumed {resumes}x")
-    return Compared(name, "run", badges, _flat(public_config(config)), _last(view.files), {}, view.files)
+    return Compared(
+        name, "run", badges, _flat(public_config(config)), _last(view.files), {}, view.files
+    )
 
 
 def _last(files: Files) -> dict[Part, tuple[int, int]]:
@@ -117,7 +125,9 @@ def _evaluation(directory: Path, name: str) -> Compared:
             broken += 1
             continue
         for part in (WHOLE, (line.env, line.category)):
-            tasks.setdefault(part, {}).setdefault(f"{line.env}/{line.task}", []).append(line.success)
+            tasks.setdefault(part, {}).setdefault(f"{line.env}/{line.task}", []).append(
+                line.success
+            )
     badges = ["evaluation", f"{len(lines)} episodes", *([f"{broken} broken"] if broken else [])]
     return Compared(
         name,
@@ -125,7 +135,10 @@ def _evaluation(directory: Path, name: str) -> Compared:
         badges,
         _flat(settings),
         {part: _counted(played.values()) for part, played in tasks.items()},
-        {part: {task: sum(ends) / len(ends) for task, ends in played.items()} for part, played in tasks.items()},
+        {
+            part: {task: sum(ends) / len(ends) for task, ends in played.items()}
+            for part, played in tasks.items()
+        },
     )
 
 
@@ -174,13 +187,21 @@ def _difference(one: Compared, first: Compared, part: Part) -> dict[str, Any] | 
         pairs = [one.tasks[part][task] - first.tasks[part][task] for task in sorted(both)]
         return _tested(mean(pairs), paired_interval(pairs), f"{len(pairs)} tasks, in pairs")
     (k, n), (k_first, n_first) = one.counts[part], first.counts[part]
-    return _tested(k / n - k_first / n_first, newcombe((k, n), (k_first, n_first)), "as independent samples")
+    return _tested(
+        k / n - k_first / n_first, newcombe((k, n), (k_first, n_first)), "as independent samples"
+    )
 
 
 def _tested(value: float | None, bounds: tuple[float, float], how: str) -> dict[str, Any] | None:
     if value is None:
         return None
-    return {"value": value, "low": bounds[0], "high": bounds[1], "how": how, "differs": bounds[0] > 0 or bounds[1] < 0}
+    return {
+        "value": value,
+        "low": bounds[0],
+        "high": bounds[1],
+        "how": how,
+        "differs": bounds[0] > 0 or bounds[1] < 0,
+    }
 
 
 def _notices(compared: Sequence[Compared]) -> Iterator[str]:
@@ -201,7 +222,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping):
             flat |= _flat(value, name)
-        elif isinstance(value, list) and value and all(isinstance(subject, Mapping) for subject in value):
+        elif (
+            isinstance(value, list)
+            and value
+            and all(isinstance(subject, Mapping) for subject in value)
+        ):
             for number, subject in enumerate(value):
                 flat |= _flat(subject, f"{name}[{number}]")
         else:
@@ -215,14 +240,19 @@ def _different(compared: Sequence[Compared]) -> list[list[Any]] | None:
     None where no two are of a kind.
     """
     rows: list[list[Any]] = []
-    kinds = [[subject for subject in compared if subject.kind == kind] for kind in ("run", "evaluation")]
+    kinds = [
+        [subject for subject in compared if subject.kind == kind] for kind in ("run", "evaluation")
+    ]
     if max(map(len, kinds)) < 2:
         return None
     for members in kinds:
         for key in dict.fromkeys(key for subject in members for key in subject.settings):
             values = [subject.settings.get(key) for subject in members]
             if key != "run.name" and any(value != values[0] for value in values):
-                texts = (_text(subject.settings.get(key)) if subject in members else "" for subject in compared)
+                texts = (
+                    _text(subject.settings.get(key)) if subject in members else ""
+                    for subject in compared
+                )
                 rows.append([key, *texts])
     return rows
 

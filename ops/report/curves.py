@@ -42,7 +42,16 @@ TO_ONE = ("success_rate", "ess")
 OFF_ZERO = ("kl", "ess", "importance_mean", "loss")
 """Quantities whose axis need not begin at 0."""
 OVERLAID = (
-    *("reward_mean", "turns_mean", "truncated_share", "horizon", "staleness_mean", "logprob_gap", "kl", "ess"),
+    *(
+        "reward_mean",
+        "turns_mean",
+        "truncated_share",
+        "horizon",
+        "staleness_mean",
+        "logprob_gap",
+        "kl",
+        "ess",
+    ),
     *("entropy", "grad_norm", "generated_tokens_per_s", "step_s"),
 )
 """Quantities that are drawn for several runs at once, besides success."""
@@ -66,10 +75,19 @@ SOURCES = {
         Source("dropped", "groups_dropped", with_imitation=True),
     ),
     "staleness_mean": (Source("mean", "staleness_mean"), Source("largest", "staleness_max", max)),
-    "logprob_gap": (Source("all tokens", "logprob_gap"), Source("same version", "logprob_gap_fresh")),
-    "kl": (Source("from the policy that sampled", "kl"), Source("from the reference", "reference_kl")),
+    "logprob_gap": (
+        Source("all tokens", "logprob_gap"),
+        Source("same version", "logprob_gap_fresh"),
+    ),
+    "kl": (
+        Source("from the policy that sampled", "kl"),
+        Source("from the reference", "reference_kl"),
+    ),
     "ess": (Source("share", "ess"),),
-    "importance_mean": (Source("mean", "importance_mean"), Source("largest", "importance_max", max)),
+    "importance_mean": (
+        Source("mean", "importance_mean"),
+        Source("largest", "importance_max", max),
+    ),
     "clip_share": (Source("share", "clip_share"),),
     "entropy": (Source("of a token", "entropy"),),
     "loss": (Source("loss", "loss", with_imitation=True),),
@@ -87,7 +105,9 @@ SOURCES = {
 """The series of the other quantities."""
 
 
-def curves(lines: Sequence[Line], evals: Sequence[Line], stages: Sequence[Stage] = ()) -> list[dict[str, Any]]:
+def curves(
+    lines: Sequence[Line], evals: Sequence[Line], stages: Sequence[Stage] = ()
+) -> list[dict[str, Any]]:
     """Return the curves that have points, in reading order. The evaluations of `stages` are named in the first."""
     if not lines:
         return []
@@ -95,7 +115,12 @@ def curves(lines: Sequence[Line], evals: Sequence[Line], stages: Sequence[Stage]
     drawn = [_curve(quantity, _run_series(quantity, lines, envs)) for quantity in AXES]
     labels = {stage.line["version"]: str(stage) for stage in stages}
     points = [
-        {"version": line["version"], "value": line["success_rate"], "low": line["low"], "high": line["high"]}
+        {
+            "version": line["version"],
+            "value": line["success_rate"],
+            "low": line["low"],
+            "high": line["high"],
+        }
         | {"label": labels.get(line["version"])}
         for line in evals
     ]
@@ -107,7 +132,13 @@ def curves(lines: Sequence[Line], evals: Sequence[Line], stages: Sequence[Stage]
 def _own_curves(rl: Sequence[Line]) -> list[dict[str, Any]]:
     """Return a curve for each number that a loss of another package measures."""
     names = dict.fromkeys(name for line in rl for name in line.get("numbers", {}))
-    shape = {"unit": "number", "axis": "mean over tokens", "high": None, "zero": False, "steps": False}
+    shape = {
+        "unit": "number",
+        "axis": "mean over tokens",
+        "high": None,
+        "zero": False,
+        "steps": False,
+    }
     drawn = []
     for name in names:
         value = partial(_own_number, name)
@@ -129,7 +160,9 @@ def _run_series(quantity: str, lines: Sequence[Line], envs: Sequence[str]) -> li
         name = BY_ENVIRONMENT[quantity]
         return [_series(env or name, rl, _value(quantity, env), mean) for env in (None, *envs)]
     return [
-        _series(source.name, lines if source.with_imitation else rl, _value(source.key), source.fold)
+        _series(
+            source.name, lines if source.with_imitation else rl, _value(source.key), source.fold
+        )
         for source in SOURCES[quantity]
     ]
 
@@ -147,20 +180,31 @@ def overlaid(runs: Sequence[NamedRun]) -> list[dict[str, Any]]:
     """Return curves with a series per run: success on held-out tasks and in training with intervals, and the rest."""
     rl = [(run.name, run.colour, _rl(run.metrics)) for run in runs]
     held_out = [_held_out(run.name, run.evals) | {"colour": run.colour} for run in runs]
-    training = [_success(lines, None) | {"name": name, "colour": colour} for name, colour, lines in rl]
+    training = [
+        _success(lines, None) | {"name": name, "colour": colour} for name, colour, lines in rl
+    ]
     drawn = [
         _curve("success_rate", held_out) | {"title": "Held-out success"},
         _curve("success_rate", training) | {"title": "Success in training"},
     ]
     for quantity in OVERLAID:
         value = _value(quantity)
-        series = [_series(name, lines, value, mean) | {"colour": colour} for name, colour, lines in rl]
+        series = [
+            _series(name, lines, value, mean) | {"colour": colour} for name, colour, lines in rl
+        ]
         drawn.append(_curve(quantity, series))
-    return [curve | {"wide": index < 2, "bands": True} for index, curve in enumerate(drawn) if curve["series"]]
+    return [
+        curve | {"wide": index < 2, "bands": True}
+        for index, curve in enumerate(drawn)
+        if curve["series"]
+    ]
 
 
 def _held_out(name: str, evals: Sequence[Line]) -> dict[str, Any]:
-    points = sorted((line for line in evals if line["success_rate"] is not None), key=lambda line: line["version"])
+    points = sorted(
+        (line for line in evals if line["success_rate"] is not None),
+        key=lambda line: line["version"],
+    )
     keys = {"x": "version", "y": "success_rate", "low": "low", "high": "high"}
     return {"name": name, **{axis: [line[key] for line in points] for axis, key in keys.items()}}
 
@@ -195,7 +239,9 @@ def _curve(quantity: str, series: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     }
 
 
-def _series(name: str, lines: Sequence[Line], value_in: Callable[[Line], Any], fold: Fold) -> dict[str, Any]:
+def _series(
+    name: str, lines: Sequence[Line], value_in: Callable[[Line], Any], fold: Fold
+) -> dict[str, Any]:
     """Return a series with a point for each bin of steps that has a value."""
     series: dict[str, Any] = {"name": name, "x": [], "y": []}
     for part in _bins(lines):
@@ -220,7 +266,9 @@ def _success(lines: Sequence[Line], env: str | None) -> dict[str, Any]:
         if trials:
             # The journal has rates and shares, but Wilson's interval needs counts. Rounding may not make more successes
             # than trials.
-            successes = min(trials, round(sum(rate * valid for rate, valid in outcomes if rate is not None)))
+            successes = min(
+                trials, round(sum(rate * valid for rate, valid in outcomes if rate is not None))
+            )
             low, high = wilson(successes, trials)
             point = {"x": part[-1]["step"], "y": successes / trials, "low": low, "high": high}
             for key, value in point.items():

@@ -27,7 +27,10 @@ CHUNK_CHARS = 200_000
 MAX_BYTES = 400_000_000
 """Of `episodes/` files that go into a page as a whole; of longer ones every second, third, ... group does."""
 _REASONED = re.compile(r"</think>\s*")
-_ACTION = re.compile(r"(?=\bAction\s*:)|(?=\"function_name\")|```(?:python|py)?[ \t]*\n(?:[ \t]*#.*\n)*", re.IGNORECASE)
+_ACTION = re.compile(
+    r"(?=\bAction\s*:)|(?=\"function_name\")|```(?:python|py)?[ \t]*\n(?:[ \t]*#.*\n)*",
+    re.IGNORECASE,
+)
 """What stands before the action in the formats of `envs/formats.py`: react, function, code."""
 
 
@@ -58,16 +61,23 @@ class Episodes:
         return {"groups": self.groups, "rows": self.rows, "starts": self.starts}
 
 
-def collect(run_dir: Path, ends: Mapping[str, End], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES) -> Episodes:
+def collect(
+    run_dir: Path, ends: Mapping[str, End], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES
+) -> Episodes:
     """Read a run's episodes, the held-out ones too; `ends` says of a ticket what became of it."""
     source = EpisodeFiles(run_dir, held_out=True)
-    episodes = pack(source.groups(), ends, tokens, stride=max(1, math.ceil(source.size_bytes / max_bytes)))
+    episodes = pack(
+        source.groups(), ends, tokens, stride=max(1, math.ceil(source.size_bytes / max_bytes))
+    )
     episodes.unreadable = source.unreadable
     return episodes
 
 
 def pack(
-    groups: Iterable[Group], ends: Mapping[str, End], tokens: TokenTexts | None = None, stride: int = 1
+    groups: Iterable[Group],
+    ends: Mapping[str, End],
+    tokens: TokenTexts | None = None,
+    stride: int = 1,
 ) -> Episodes:
     """Return one in `stride` groups as the page holds them."""
     episodes = Episodes(stride=stride)
@@ -79,12 +89,18 @@ def pack(
         first = records[0]
         group = len(episodes.groups)
         version, end = ends.get(ticket, (step, "not settled"))
-        episodes.groups.append([ticket, first["env"], first["task"], first["horizon"], version, end])
+        episodes.groups.append(
+            [ticket, first["env"], first["task"], first["horizon"], version, end]
+        )
         if not bodies:
             episodes.starts.append(len(episodes.rows))
         for record in records:
             episodes.rows.append([group, *_row(record)])
-            bodies.append(json.dumps(_body(record, tokens, episodes), ensure_ascii=False, separators=(",", ":")))
+            bodies.append(
+                json.dumps(
+                    _body(record, tokens, episodes), ensure_ascii=False, separators=(",", ":")
+                )
+            )
         if sum(map(len, bodies)) > CHUNK_CHARS:
             episodes.chunks.append(packed(f"[{','.join(bodies)}]"))
             bodies.clear()
@@ -97,7 +113,9 @@ def packed(text: str) -> str:
     """Return a text gzipped and in base64: nothing in it can end a script element."""
     # mtime=0: the same run gives the same bytes. "surrogatepass": JSON may hold lone surrogates, which UTF-8 refuses,
     # and one odd reply must not cost the whole page.
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)).decode()
+    return base64.b64encode(
+        gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)
+    ).decode()
 
 
 def outcome_of(record: Mapping[str, Any]) -> str:
@@ -107,7 +125,9 @@ def outcome_of(record: Mapping[str, Any]) -> str:
     if record["stop"] == "terminated":
         return "failure"
     if record["stop"] in ("horizon", "context", "env_truncated"):
-        return f"truncated: {'environment' if record['stop'] == 'env_truncated' else record['stop']}"
+        return (
+            f"truncated: {'environment' if record['stop'] == 'env_truncated' else record['stop']}"
+        )
     return f"broken: {record['stop']}"
 
 
@@ -119,7 +139,11 @@ def action_begins(text: str) -> int:
 
 def _row(record: Mapping[str, Any]) -> list[Any]:
     turns = record["turns"]
-    versions = [] if _by_expert(record) else [version for turn in turns for version in turn.get("versions", ())]
+    versions = (
+        []
+        if _by_expert(record)
+        else [version for turn in turns for version in turn.get("versions", ())]
+    )
     return [
         record["episode"],
         outcome_of(record),
@@ -136,12 +160,21 @@ def _by_expert(record: Mapping[str, Any]) -> bool:
     return str(record["ticket"]).startswith(f"{Kind.DEMO.value}-")
 
 
-def _body(record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:
-    if _by_expert(record) or any("versions" not in turn for turn in record["turns"]):  # of no version of this run
+def _body(
+    record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes
+) -> dict[str, Any]:
+    if _by_expert(record) or any(
+        "versions" not in turn for turn in record["turns"]
+    ):  # of no version of this run
         turns = [_said(turn, turn["text"]) | {"versions": []} for turn in record["turns"]]
     else:
         turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]
-    body = {"prompt": record["prompt"], "stop": record["stop"], "error": record["error"], "turns": turns}
+    body = {
+        "prompt": record["prompt"],
+        "stop": record["stop"],
+        "error": record["error"],
+        "turns": turns,
+    }
     if "refused" in record:
         body |= {"refused": record["refused"], "refusal": record["refusal"]}
     if "branches" in record:
@@ -155,8 +188,12 @@ def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes
     """Return a turn for the page, with its tokens where they can be told; surprise is −100 ln p."""
     if "ids" not in turn:
         episodes.untold += 1
-        return _said(turn, turn["text"]) | {"versions": [[version, 0] for version in turn["versions"]]}
-    sampled: dict[str, Any] = {"versions": [[version, count] for version, _, count in turn["spans"]]}
+        return _said(turn, turn["text"]) | {
+            "versions": [[version, 0] for version in turn["versions"]]
+        }
+    sampled: dict[str, Any] = {
+        "versions": [[version, count] for version, _, count in turn["spans"]]
+    }
     pieces = None if tokens is None else tokens.pieces(turn["ids"], turn["text"])
     if pieces is None:
         episodes.undecoded += tokens is not None
@@ -170,7 +207,12 @@ def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes
 
 def _said(turn: Mapping[str, Any], text: str) -> dict[str, Any]:
     action = _units(text[: action_begins(text)])
-    return {"text": text, "observation": turn["observation"], "reward": turn["reward"], "action": action}
+    return {
+        "text": text,
+        "observation": turn["observation"],
+        "reward": turn["reward"],
+        "action": action,
+    }
 
 
 def _units(text: str) -> int:

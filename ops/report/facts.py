@@ -72,12 +72,27 @@ def headline(view: RunView) -> list[dict[str, Any]]:
     files, tiles = view.files, []
     if stages := view.stages:
         last = stages[-1]
-        tiles.append(_tile(f"Success {last.label}", last.line["success_rate"], held_out(stages, files), "percent"))
+        tiles.append(
+            _tile(
+                f"Success {last.label}",
+                last.line["success_rate"],
+                held_out(stages, files),
+                "percent",
+            )
+        )
     if rl := files.rl:
         success = files.success
         note = f"{percent(success.first)} over the first {success.steps}"
-        tiles.append(_tile(f"Training success, last {success.steps} steps", success.last, note, "percent"))
-        tiles.append(_tile("Episodes in RL", _total(rl, "episodes"), f"{_total(rl, 'environment_steps'):,} turns"))
+        tiles.append(
+            _tile(f"Training success, last {success.steps} steps", success.last, note, "percent")
+        )
+        tiles.append(
+            _tile(
+                "Episodes in RL",
+                _total(rl, "episodes"),
+                f"{_total(rl, 'environment_steps'):,} turns",
+            )
+        )
         note = f"{_total(rl, 'tokens_trained'):,} trained in RL"
         tiles.append(_tile("Tokens generated in RL", _total(rl, "generated_tokens"), note))
     if imitation := files.imitation:
@@ -110,10 +125,16 @@ def notices(config: RunConfig, files: Files) -> Iterator[str]:
     if not files.metrics:
         yield "No step has been taken yet: there is nothing to draw."
     elif not files.rl:
-        phase = "has only imitation steps" if config.rl.steps == 0 else "has not reached its RL phase"
+        phase = (
+            "has only imitation steps" if config.rl.steps == 0 else "has not reached its RL phase"
+        )
         yield f"The run {phase}. Success and reward are those of the policy's own episodes, and there are none yet."
     if not files.evals:
-        why = "eval.every is 0" if config.eval.every == 0 else "no round was complete when the page was written"
+        why = (
+            "eval.every is 0"
+            if config.eval.every == 0
+            else "no round was complete when the page was written"
+        )
         yield f"No evaluations: {why}."
     unwritten = len(files.ledger) - len(files.metrics)
     if unwritten > 0:
@@ -146,14 +167,20 @@ def ticket_accounts(files: Files) -> dict[str, Any]:
         "kinds": {kind.value: count for kind, count in counts.items()},
         "settled": settled,
         "step": files.step,
-        "reasons": [reason.value for reason in DropReason if any(count[reason] for count in counts.values())],
+        "reasons": [
+            reason.value for reason in DropReason if any(count[reason] for count in counts.values())
+        ],
         "repeats": sum(line["repeats"] for line in files.ledger),
     }
     if files.metrics:
         last = files.metrics[-1]
         # The ledger may be a step ahead of the metrics, whose counts of tickets the check uses.
         later = sum(end.step > files.step for end in files.ends())
-        accounts |= {"issued": last["tickets_issued"], "outstanding": last["tickets_outstanding"], "later": later}
+        accounts |= {
+            "issued": last["tickets_issued"],
+            "outstanding": last["tickets_outstanding"],
+            "later": later,
+        }
         accounts["open"] = last["tickets_issued"] - last["tickets_outstanding"] - (settled - later)
     return accounts
 
@@ -174,11 +201,20 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
                 if now != before:
                     reason = f"{schedule.kind}, {schedule.steps_per_stage} steps per stage"
                     made.append(
-                        {"env_id": env.id, "phase_step": step, "from_turns": before, "to_turns": now, "reason": reason}
+                        {
+                            "env_id": env.id,
+                            "phase_step": step,
+                            "from_turns": before,
+                            "to_turns": now,
+                            "reason": reason,
+                        }
                     )
     return [
         dict(decision)
-        | {"step": decision["phase_step"] + config.imitation.steps, "first_step": _first_step(files, decision)}
+        | {
+            "step": decision["phase_step"] + config.imitation.steps,
+            "first_step": _first_step(files, decision),
+        }
         for decision in made
     ]
 
@@ -188,7 +224,9 @@ def draws(files: Files) -> list[dict[str, Any]]:
     lines = [line.get("curriculum", ()) for line in files.rl]
     if not lines or not lines[-1]:  # uniform, at least by now
         return []
-    first = {(draw["env_id"], draw["category"]): draw["share"] for draw in next(filter(None, lines))}
+    first = {
+        (draw["env_id"], draw["category"]): draw["share"] for draw in next(filter(None, lines))
+    }
     return [{**draw, "first": first.get((draw["env_id"], draw["category"]))} for draw in lines[-1]]
 
 
@@ -198,24 +236,43 @@ def lineages(files: Files) -> list[dict[str, Any]]:
     for line in files.ledger:
         steps[line["lineage"]].append(line["step"])
     return [
-        {**line, "first": min(steps[line["lineage"]], default=None), "last": max(steps[line["lineage"]], default=None)}
+        {
+            **line,
+            "first": min(steps[line["lineage"]], default=None),
+            "last": max(steps[line["lineage"]], default=None),
+        }
         for line in files.lineages
     ]
 
 
 def summary(config: RunConfig) -> list[list[str]]:
     """Return the config in a few lines, as [what, how]."""
-    envs = ", ".join(f"{env.id} ({', '.join(env.categories)})" if env.categories else env.id for env in config.envs)
+    envs = ", ".join(
+        f"{env.id} ({', '.join(env.categories)})" if env.categories else env.id
+        for env in config.envs
+    )
     schedule = ", ".join(map(str, config.horizon.horizons))
     return [
         ["Model", model_label(config)],
         ["Environments", envs],
         ["Horizon", f"{config.horizon.kind}: {schedule} turns"],
         ["Steps", f"{config.imitation.steps} imitation, {config.rl.steps} RL"],
-        ["Batch", f"{config.rl.groups_per_step} groups of {config.rollout.group_size} episodes per step"],
-        ["Staleness", f"at most {config.rl.max_staleness} versions; late groups: {config.rl.stale}"],
-        ["Objective", f"{config.advantage.kind} advantage, {config.loss.kind} loss, learning rate {config.rl.lr:g}"],
-        ["Actors", f"{config.actor.count} x {config.actor.slots} episodes at once, {config.actor.engine}"],
+        [
+            "Batch",
+            f"{config.rl.groups_per_step} groups of {config.rollout.group_size} episodes per step",
+        ],
+        [
+            "Staleness",
+            f"at most {config.rl.max_staleness} versions; late groups: {config.rl.stale}",
+        ],
+        [
+            "Objective",
+            f"{config.advantage.kind} advantage, {config.loss.kind} loss, learning rate {config.rl.lr:g}",
+        ],
+        [
+            "Actors",
+            f"{config.actor.count} x {config.actor.slots} episodes at once, {config.actor.engine}",
+        ],
         ["Seed", str(config.run.seed)],
     ]
 
@@ -223,5 +280,9 @@ def summary(config: RunConfig) -> list[list[str]]:
 def _first_step(files: Files, decision: Line) -> int | None:
     env_id, before, now = decision["env_id"], decision["from_turns"], decision["to_turns"]
     turns = ((line["step"], line["horizons"].get(env_id)) for line in files.rl)
-    reached = (step for step, had in turns if had is not None and (had >= now if now > before else had <= now))
+    reached = (
+        step
+        for step, had in turns
+        if had is not None and (had >= now if now > before else had <= now)
+    )
     return next(reached, None)

@@ -23,7 +23,9 @@ def judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
         "written": time.time(),
         "headline": [] if results is None else _headline(results),
         "notices": list(_notices(results, lines)),
-        "blocks": [] if results is None else [{"title": title(one), "rows": one["rows"]} for one in results["blocks"]],
+        "blocks": []
+        if results is None
+        else [{"title": title(one), "rows": one["rows"]} for one in results["blocks"]],
         "samples": [1] if results is None else results["samples"],
         "settings": json.dumps(settings, indent=2),
         "curves": [],
@@ -36,7 +38,9 @@ def judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
 
 def _headline(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return success, one number per scenario: its row of all tasks, or its only one."""
-    rows = {row["scenario"]: row for row in results["blocks"][-1]["rows"]}  # a scenario's last row is that of all
+    rows = {
+        row["scenario"]: row for row in results["blocks"][-1]["rows"]
+    }  # a scenario's last row is that of all
     return [
         {
             "label": f"Success in {name}",
@@ -65,7 +69,14 @@ def _groups(settings: Mapping[str, Any], lines: Mapping[Key, Line]) -> Iterator[
     for number, played in enumerate(by_task.values()):
         ticket = f"{Kind.EVAL.value}-{number:08d}"
         horizon = settings["environments"][played[0].env]["turns"]
-        yield 0, ticket, [_record(line, ticket, horizon) for line in sorted(played, key=lambda line: line.sample)]
+        yield (
+            0,
+            ticket,
+            [
+                _record(line, ticket, horizon)
+                for line in sorted(played, key=lambda line: line.sample)
+            ],
+        )
 
 
 def _record(line: Line, ticket: str, horizon: int) -> dict[str, Any]:

@@ -19,7 +19,14 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.report.compare import is_evaluation
 from horizonrl.ops.report.episodes import Episodes
-from horizonrl.ops.report.page import Shown, assemble, inert_json, packed_index, run_episodes, run_facts
+from horizonrl.ops.report.page import (
+    Shown,
+    assemble,
+    inert_json,
+    packed_index,
+    run_episodes,
+    run_facts,
+)
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.files import JournalReader
 from horizonrl.ops.rundir.view import RunView
@@ -85,7 +92,10 @@ class RunWatch:
             self.edition, self._ledger = self.edition + 1, len(files.ledger)
             episodes = run_episodes(self.run_dir, self.config, files)
             # The edition before stays: a page may be about to ask for a chunk of it.
-            self._editions = {self.edition: episodes, self.edition - 1: self._editions.get(self.edition - 1, episodes)}
+            self._editions = {
+                self.edition: episodes,
+                self.edition - 1: self._editions.get(self.edition - 1, episodes),
+            }
             took_s = time.monotonic() - began
             self._next_reading = began + max(EPISODES_S, took_s / EPISODES_SHARE)
         self._facts = run_facts(view, self.config, self.episodes)
@@ -143,12 +153,22 @@ def application(watch: RunWatch) -> web.Application:
 @web.middleware
 async def only_here(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer this machine's own pages only, and let nobody keep or embed the answer."""
-    name = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
+    name = (
+        request.host.rpartition(":")[0]
+        if request.host.rpartition(":")[2].isdecimal()
+        else request.host
+    )
     if name not in NAMES:
-        raise web.HTTPMisdirectedRequest(text=f"this server is {' or '.join(NAMES)}, not {name!r}\n")
+        raise web.HTTPMisdirectedRequest(
+            text=f"this server is {' or '.join(NAMES)}, not {name!r}\n"
+        )
     answer = await handler(request)
     answer.headers.update(
-        {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
+        {
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
         | {"Cross-Origin-Resource-Policy": "same-origin", "Referrer-Policy": "no-referrer"}
     )
     return answer
@@ -157,7 +177,9 @@ async def only_here(request: web.Request, handler: Handler) -> web.StreamRespons
 def watch_run(run_dir: Path, port: int, overrides: tuple[str, ...] = ()) -> int:
     """Serve a run's page until Ctrl-C, SIGTERM or the end of the run. Raises ConfigError unless a run goes on."""
     if is_evaluation(run_dir):
-        raise ConfigError(f"--watch follows runs only, and {run_dir} is an evaluation: leave --watch out")
+        raise ConfigError(
+            f"--watch follows runs only, and {run_dir} is an evaluation: leave --watch out"
+        )
     watch = RunWatch(run_dir, read_config(run_dir, overrides))
     return asyncio.run(_serve(watch, port))
 
@@ -165,7 +187,9 @@ def watch_run(run_dir: Path, port: int, overrides: tuple[str, ...] = ()) -> int:
 async def _serve(watch: RunWatch, port: int) -> int:
     await watch.look()
     if watch.ended:
-        raise ConfigError(f"nobody trains in {watch.run_dir}: write its page with `{watch.written_by}`")
+        raise ConfigError(
+            f"nobody trains in {watch.run_dir}: write its page with `{watch.written_by}`"
+        )
     runner = web.AppRunner(application(watch), access_log=None)
     await runner.setup()
     stop = asyncio.Event()
@@ -176,9 +200,14 @@ async def _serve(watch: RunWatch, port: int) -> int:
         try:
             await site.start()
         except OSError as error:
-            raise ConfigError(f"port {port} cannot be opened ({error.strerror}): choose another, or 0") from None
+            raise ConfigError(
+                f"port {port} cannot be opened ({error.strerror}): choose another, or 0"
+            ) from None
         (address,) = runner.addresses
-        print(f"http://{ADDRESS}:{address[1]}/ shows {watch.run_dir} to this machine; Ctrl-C ends it", flush=True)
+        print(
+            f"http://{ADDRESS}:{address[1]}/ shows {watch.run_dir} to this machine; Ctrl-C ends it",
+            flush=True,
+        )
         if await _until_ended(watch, stop):
             print(f"the run has ended: `{watch.written_by}` writes its page", flush=True)
     finally:
@@ -199,5 +228,7 @@ async def _until_ended(watch: RunWatch, stop: asyncio.Event) -> bool:
         now = time.monotonic()
         if watch.ended and ended_at is None:
             ended_at = now
-        if ended_at is not None and (watch.told or now - watch.asked_at > GONE_S or now - ended_at > SAID_S):
+        if ended_at is not None and (
+            watch.told or now - watch.asked_at > GONE_S or now - ended_at > SAID_S
+        ):
             return True

@@ -46,11 +46,15 @@ class Shown:
     episodes: Episodes = field(default_factory=Episodes)
 
 
-def write_report(directories: Sequence[Path], out: Path | None, overrides: Sequence[str] = ()) -> int:
+def write_report(
+    directories: Sequence[Path], out: Path | None, overrides: Sequence[str] = ()
+) -> int:
     """Write the page of a run or an evaluation, or the comparison of several, and print where it is."""
     alone = len(directories) == 1
     if overrides and (not alone or is_evaluation(directories[0])):
-        raise ConfigError(f"{overrides[0].partition('=')[0]}: keys of the config change the report of one run only")
+        raise ConfigError(
+            f"{overrides[0].partition('=')[0]}: keys of the config change the report of one run only"
+        )
     file = out or (directories[0] / REPORT if alone else Path(COMPARISON))
     if not alone:
         shown = Shown(comparison(read_compared(directories)))
@@ -69,7 +73,9 @@ def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
     if not file.parent.is_dir():
         raise ConfigError(f"no directory {file.parent}: name a file in an existing directory")
     if file.is_dir():
-        raise ConfigError(f"{file} is a directory: name a file in it, such as {file / 'report.html'}")
+        raise ConfigError(
+            f"{file} is a directory: name a file in it, such as {file / 'report.html'}"
+        )
     page, episodes = make_page(run_dir, config)
     atomic_write_text(file, page)
     return episodes

@@ -78,7 +78,9 @@ class Observer:
 
     async def look(self) -> BrokerStatus:
         # Progress before the counts of tickets: issued only grows, so `outstanding` is never negative.
-        progress, weights, horizons = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY, Key.HORIZON)]
+        progress, weights, horizons = [
+            await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY, Key.HORIZON)
+        ]
         return BrokerStatus(
             progress=progress if isinstance(progress, Progress) else None,
             reported_at=await self._transport.set_at(Key.PROGRESS),
@@ -93,7 +95,9 @@ class Observer:
 
 
 def waits(
-    broker: BrokerStatus | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
+    broker: BrokerStatus | None,
+    config: RunConfig | None,
+    steps: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[str]:
     """Say who waits for what. `config`, if known, has the number of groups per step.
 
@@ -108,7 +112,10 @@ def waits(
 
 
 def _learner(
-    broker: BrokerStatus, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
+    broker: BrokerStatus,
+    progress: Progress,
+    config: RunConfig | None,
+    steps: Sequence[Mapping[str, Any]] | None,
 ) -> str:
     """Say what the learner does: it trains if its batch is full, else it waits for groups."""
     if config is not None and progress.step >= config.total_steps:
@@ -124,14 +131,20 @@ def _learner(
         if broker.silent_s > LONG_S:
             silence = f", last report {duration(broker.silent_s)} ago"
         return f"the learner trains on {counted(wanted, 'group')}{silence}"
-    dropped = 0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
+    dropped = (
+        0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
+    )
     more = f", {dropped} dropped" if dropped > 0 else ""
     return f"the learner waits for groups: {broker.batch} of {wanted} are in{more}"
 
 
 def _dropped(progress: Progress) -> int:
     """Return the number of dropped groups, without those of evaluations."""
-    return sum(sum(ends.dropped.values()) for kind, ends in progress.outcomes.items() if kind is not Kind.EVAL)
+    return sum(
+        sum(ends.dropped.values())
+        for kind, ends in progress.outcomes.items()
+        if kind is not Kind.EVAL
+    )
 
 
 def _tickets(broker: BrokerStatus) -> Sequence[str]:
@@ -152,5 +165,7 @@ def _actors(broker: BrokerStatus) -> Sequence[str]:
         actors = counted(broker.queue.idle, "actor")
         sentences.append(f"{actors} with free slots: no tickets until the learner's next step")
     if broker.log.full:
-        sentences.append("the group log is full: actors wait to publish until the learner has read and saved")
+        sentences.append(
+            "the group log is full: actors wait to publish until the learner has read and saved"
+        )
     return sentences

@@ -33,7 +33,9 @@ TRIES = 10
 
 def to_toml(config: RunConfig) -> str:
     """Return the resolved config, without secrets, as a recipe for the same run."""
-    sections: dict[str, Any] = config.model_dump(mode="json", exclude={"broker": {"nats": {"password"}}})
+    sections: dict[str, Any] = config.model_dump(
+        mode="json", exclude={"broker": {"nats": {"password"}}}
+    )
     for section in (*sections.values(), sections["broker"]["nats"]):
         if isinstance(section, dict):
             # TOML has no null, so the config reads the word "none" as None.
@@ -64,7 +66,11 @@ def public_config(config: RunConfig) -> dict[str, Any]:
     shown["model"]["name"] = model_label(config)
     for env in shown["envs"]:
         env["options"] = _change_texts(_hide_location, env["options"])
-    for section, key in (("actor", "endpoint"), ("actor", "gateway_host"), ("learner", "node_rank")):
+    for section, key in (
+        ("actor", "endpoint"),
+        ("actor", "gateway_host"),
+        ("learner", "node_rank"),
+    ):
         shown[section].pop(key)
     for section, key in (("actor", "vllm"), ("learner", "deepspeed")):
         shown[section][key] = _change_texts(_hide_location, shown[section][key])
@@ -93,7 +99,10 @@ def write_config(config: RunConfig) -> Path:
     """Write the run's config into its directory and return the path."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
     path = config.run_dir / CONFIG
-    envs = [env.model_copy(update={"options": _change_texts(_complete_path, env.options)}) for env in config.envs]
+    envs = [
+        env.model_copy(update={"options": _change_texts(_complete_path, env.options)})
+        for env in config.envs
+    ]
     path.write_text(to_toml(config.model_copy(update={"envs": tuple(envs)})), encoding="utf-8")
     return path
 
@@ -106,7 +115,9 @@ def _complete_path(text: str) -> str:
     file, colon, function = text.rpartition(":") if ".py:" in text else (text, "", "")
     # A word without a suffix or a folder may be a command, or the name of anything.
     is_named = "." in file or "/" in file
-    return f"{Path(file).absolute()}{colon}{function}" if is_named and os.path.isfile(file) else text
+    return (
+        f"{Path(file).absolute()}{colon}{function}" if is_named and os.path.isfile(file) else text
+    )
 
 
 def read_address(run_dir: Path) -> str | None:
@@ -121,7 +132,9 @@ def check_broker_named(config: RunConfig, run_dir: Path, overrides: Sequence[str
     Whoever made the directory chose that address: a password, or a signature of what is sent there, would be theirs.
     """
     secrets = [name for name in SECRETS if getattr(config.broker.nats, name) is not None]
-    is_named = URL_VARIABLE in os.environ or any(word.partition("=")[0] == URL_OPTION for word in overrides)
+    is_named = URL_VARIABLE in os.environ or any(
+        word.partition("=")[0] == URL_OPTION for word in overrides
+    )
     if config.broker.url is not None and secrets and not is_named:
         raise ConfigError(
             f"{run_dir / CONFIG} names the broker {config.broker.url}, which would be shown your broker.nats."
@@ -150,7 +163,11 @@ def train_lock(run_dir: Path) -> Iterator[IO[str]]:
     run_dir.mkdir(parents=True, exist_ok=True)
     inherited = os.environ.pop(INHERITED_LOCK, None)
     # Not "w", which would erase the process id of the `train` that holds the lock.
-    with os.fdopen(int(inherited), "a+") if inherited else (run_dir / TRAIN_LOCK).open("a+", encoding="utf-8") as file:
+    with (
+        os.fdopen(int(inherited), "a+")
+        if inherited
+        else (run_dir / TRAIN_LOCK).open("a+", encoding="utf-8") as file
+    ):
         for _ in range(TRIES):
             if take_lock(file):
                 break
@@ -160,7 +177,9 @@ def train_lock(run_dir: Path) -> Iterator[IO[str]]:
                 f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
                 f"`horizonrl status {shlex.quote(str(run_dir))}` shows it. End it, or give this run another run.name"
             )
-        os.set_inheritable(file.fileno(), False)  # the parts of a run must not hold the lock after their `train`
+        os.set_inheritable(
+            file.fileno(), False
+        )  # the parts of a run must not hold the lock after their `train`
         yield file
 
 
@@ -194,7 +213,9 @@ def read_config(run_dir: Path, overrides: Sequence[str] = (), *, besides: str = 
     """
     if not (run_dir / CONFIG).is_file():
         if in_training(run_dir):
-            raise ConfigError(f"{run_dir} is still starting: it holds no {CONFIG} yet. Try again in some seconds")
+            raise ConfigError(
+                f"{run_dir} is still starting: it holds no {CONFIG} yet. Try again in some seconds"
+            )
         meant = Path("runs") / run_dir.name
         hint = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
         raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{besides}{hint}")

@@ -40,7 +40,9 @@ class EpisodeFiles:
         """Yield step, ticket and records of every group, in the order of consumption."""
         for file in self.files:
             # groupby joins neighbours only, which is enough: the learner writes a group's episodes one after the other.
-            for ticket, records in groupby(self._records(file), key=lambda record: str(record["ticket"])):
+            for ticket, records in groupby(
+                self._records(file), key=lambda record: str(record["ticket"])
+            ):
                 yield _step(file), ticket, list(records)
 
     def _records(self, file: Path) -> Iterator[dict[str, Any]]:

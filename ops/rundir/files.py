@@ -104,7 +104,9 @@ class Files:
 
     def stages(self, total_steps: int | None) -> list[Stage]:
         """Return the last evaluation before training, the last one of imitation, and the last one of RL."""
-        judged = (self.stage(line, total_steps) for line in self.evals if line["success_rate"] is not None)
+        judged = (
+            self.stage(line, total_steps) for line in self.evals if line["success_rate"] is not None
+        )
         last = {stage.key: stage for stage in judged}
         return sorted(last.values(), key=lambda stage: int(stage.line["version"]))
 
@@ -113,7 +115,11 @@ class Files:
         version, boundary = line["version"], self.imitation_steps
         if version > boundary:
             is_end = total_steps is not None and version >= total_steps
-            return Stage("after_rl", "after RL" if is_end else f"after {counted(version - boundary, 'RL step')}", line)
+            return Stage(
+                "after_rl",
+                "after RL" if is_end else f"after {counted(version - boundary, 'RL step')}",
+                line,
+            )
         if version:
             return Stage("after_imitation", "after imitation", line)
         return Stage("before_training", "before training", line)
@@ -125,7 +131,13 @@ class Files:
         for line in self.evals:
             for sequence, ticket, how in line["ends"]:
                 yield TicketEnd(
-                    ticket, how, sequence, line["settled_step"], line["version"], line["lineage"], held_out=True
+                    ticket,
+                    how,
+                    sequence,
+                    line["settled_step"],
+                    line["version"],
+                    line["lineage"],
+                    held_out=True,
                 )
 
     def end_counts(self) -> dict[Kind, Counter[str]]:

@@ -188,7 +188,10 @@ class GrowingLines:
             return self.lines
         earlier = [] if first else self.lines
         try:
-            new = [read_line(self.path, number, line) for number, line in enumerate(complete, len(earlier) + 1)]
+            new = [
+                read_line(self.path, number, line)
+                for number, line in enumerate(complete, len(earlier) + 1)
+            ]
         except ConfigError:
             self._tail.offset = 0 if first else offset  # whoever asks again is told again
             raise

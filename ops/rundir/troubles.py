@@ -132,7 +132,9 @@ class TroubleReader:
 
     @classmethod
     def at_end(cls, folder: Path) -> "TroubleReader":
-        return cls(folder, {path: LineTail(path, path.stat().st_size) for path in folder.glob("*.log")})
+        return cls(
+            folder, {path: LineTail(path, path.stat().st_size) for path in folder.glob("*.log")}
+        )
 
     def events(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield file and content of each new event. An unfinished line is left for the next call."""
@@ -141,7 +143,9 @@ class TroubleReader:
                 # Such a start may fall into the middle of a line. The rest of it is no event, and `_event` skips it.
                 self._tails[path] = LineTail(path, max(0, path.stat().st_size - TAIL_BYTES))
             lines, _ = self._tails[path].take()
-            for line in b"\n".join(lines).splitlines():  # also where a progress bar returns to the start
+            for line in b"\n".join(
+                lines
+            ).splitlines():  # also where a progress bar returns to the start
                 if (event := _event(line)) is not None:
                     yield path, event
 
@@ -154,10 +158,16 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event.get("event"), str) and isinstance(event.get("timestamp"), str) else None
+    return (
+        event
+        if isinstance(event.get("event"), str) and isinstance(event.get("timestamp"), str)
+        else None
+    )
 
 
-def collect(events: Iterable[tuple[Path, dict[str, Any]]], earlier: Iterable[Trouble] = ()) -> list[Trouble]:
+def collect(
+    events: Iterable[tuple[Path, dict[str, Any]]], earlier: Iterable[Trouble] = ()
+) -> list[Trouble]:
     """Return the troubles among events since `train` last began, added to the `earlier` ones, the latest first."""
     new = list(events)
     started = max((event_time(event) for _, event in new if event["event"] == STARTED), default=0.0)
@@ -166,7 +176,9 @@ def collect(events: Iterable[tuple[Path, dict[str, Any]]], earlier: Iterable[Tro
         if event["event"] in TROUBLES and event_time(event) >= started:
             latest = _trouble(path, event)
             before = troubles.get((latest.part, latest.event))
-            troubles[latest.part, latest.event] = replace(latest, count=1 + (before.count if before else 0))
+            troubles[latest.part, latest.event] = replace(
+                latest, count=1 + (before.count if before else 0)
+            )
     return sorted(troubles.values(), key=lambda trouble: -trouble.last)
 
 
@@ -174,7 +186,9 @@ def _trouble(path: Path, event: dict[str, Any]) -> Trouble:
     part = str(event.get("part", path.stem))
     log_file = path.with_name(f"{part}.log")
     detail = next((str(event[key]) for key in DETAILS if event.get(key)), "")
-    return Trouble(part, event["event"], log_file if log_file.exists() else path, event_time(event), detail)
+    return Trouble(
+        part, event["event"], log_file if log_file.exists() else path, event_time(event), detail
+    )
 
 
 def event_time(event: dict[str, Any]) -> float:

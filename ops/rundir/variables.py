@@ -7,7 +7,9 @@ from horizonrl.common.config.loading import PASSWORD
 from horizonrl.common.config.schema import RunConfig
 
 # As pydantic-settings reads them: in any case, and a whole section too.
-_KEY_OF_CONFIG = re.compile(rf"HORIZONRL_({'|'.join(RunConfig.model_fields)})(__\w+)?", re.IGNORECASE)
+_KEY_OF_CONFIG = re.compile(
+    rf"HORIZONRL_({'|'.join(RunConfig.model_fields)})(__\w+)?", re.IGNORECASE
+)
 
 
 def recipe_environment(config: RunConfig) -> dict[str, str]:

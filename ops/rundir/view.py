@@ -92,7 +92,9 @@ class RunView:
         if self.finished:
             return "finished"
         if self.progress is not None and not self.progress.finished:
-            return f"silent for {duration(self.silent_s)}" if self.silent_s > SILENT_S else "running"
+            return (
+                f"silent for {duration(self.silent_s)}" if self.silent_s > SILENT_S else "running"
+            )
         if self.broker is not None:
             return "no learner yet"
         return "running" if self.training else "stopped"
@@ -165,7 +167,9 @@ class RunView:
         seconds = self.seconds_left
         if self.config is None or seconds is None or self.step >= self.config.total_steps:
             return ""
-        is_before_rl = self.config.phase(self.step)[0] is Phase.IMITATION and self.config.rl.steps > 0
+        is_before_rl = (
+            self.config.phase(self.step)[0] is Phase.IMITATION and self.config.rl.steps > 0
+        )
         return f"about {duration(seconds)} {'of imitation ' if is_before_rl else ''}left"
 
     def waits(self) -> list[str]:
@@ -174,20 +178,29 @@ class RunView:
             return ["the broker does not answer"] if self.training and not self.finished else []
         sentences = waits(self.broker, self.config, self.files.metrics if self.run_dir else None)
         if self.now - self.broker.looked_at > NO_ANSWER_S:
-            sentences.append(f"the broker has not answered for {duration(self.now - self.broker.looked_at)}")
+            sentences.append(
+                f"the broker has not answered for {duration(self.now - self.broker.looked_at)}"
+            )
         return sentences
 
     def checkpoint(self) -> str | None:
         """Say which checkpoint is being written, and how far it is compared with the one before."""
-        return None if self.run_dir is None else _checkpoint_in_writing(self.run_dir / CHECKPOINTS, self.now)
+        return (
+            None
+            if self.run_dir is None
+            else _checkpoint_in_writing(self.run_dir / CHECKPOINTS, self.now)
+        )
 
     def broken(self) -> list[str]:
         """Say what broke, the latest first, and where to read about it."""
         sentences = [
-            f"{trouble.when(self.now)}{f': {trouble.detail}' if trouble.detail else ''}" for trouble in self.troubles
+            f"{trouble.when(self.now)}{f': {trouble.detail}' if trouble.detail else ''}"
+            for trouble in self.troubles
         ]
         if (share := self.error_share) > 0:
-            sentences.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
+            sentences.append(
+                f"{percent(share)} of the last steps' episodes broke: environment or engine errors"
+            )
         if (unequal := selection.warning(self.files.metrics)) is not None:
             sentences.append(unequal)
         if self.broker is not None and self.broker.dead:
@@ -212,7 +225,9 @@ class RunView:
 
 
 def _ends_text(kind: Kind, ends: Outcomes) -> str:
-    reasons = ", ".join(f"{reason.value} {count}" for reason, count in sorted(ends.dropped.items()) if count)
+    reasons = ", ".join(
+        f"{reason.value} {count}" for reason, count in sorted(ends.dropped.items()) if count
+    )
     settled = f"{ends.evaluated} evaluated" if kind is Kind.EVAL else f"{ends.trained} trained"
     dropped = f"{sum(ends.dropped.values())} dropped{f' ({reasons})' if reasons else ''}"
     return f"{settled} + {dropped} + {ends.void} void"

@@ -81,19 +81,29 @@ class Band:
 
 def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     """Summarise the outcomes of at least one run, variants in the order of the study."""
-    budgets = {axis: least_budget(outcomes, axis) for axis in measured_axes(outcomes) if axis != "steps"}
+    budgets = {
+        axis: least_budget(outcomes, axis) for axis in measured_axes(outcomes) if axis != "steps"
+    }
     by_variant = {
-        variant.name: sorted((run for run in outcomes if run.variant == variant.name), key=lambda run: run.seed)
+        variant.name: sorted(
+            (run for run in outcomes if run.variant == variant.name), key=lambda run: run.seed
+        )
         for variant in study.variants
     }
     rows = [_row(runs, budgets) for runs in by_variant.values() if runs]
     results = contrasts(study.pairs, outcomes, list(budgets), study.primary_axis)
-    return Comparison(rows, results, budgets, " and ".join(sorted({outcome.measured for outcome in outcomes})))
+    return Comparison(
+        rows, results, budgets, " and ".join(sorted({outcome.measured for outcome in outcomes}))
+    )
 
 
 def measured_axes(outcomes: Sequence[RunOutcome]) -> list[str]:
     """Return the axes that every run has measured: older releases did not count all of them."""
-    return [axis for axis in AXES if all(np.isfinite(getattr(outcome.curve, axis)).all() for outcome in outcomes)]
+    return [
+        axis
+        for axis in AXES
+        if all(np.isfinite(getattr(outcome.curve, axis)).all() for outcome in outcomes)
+    ]
 
 
 def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
@@ -110,16 +120,24 @@ def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
 
 def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str, Any]:
     """Return all results as a JSON-serialisable dictionary."""
-    runs = [asdict(outcome.outcome) | {"commit": outcome.commit, "machine": outcome.machine} for outcome in reported]
+    runs = [
+        asdict(outcome.outcome) | {"commit": outcome.commit, "machine": outcome.machine}
+        for outcome in reported
+    ]
     for run in runs:
         # JSON has no NaN: what was not measured is left out.
-        run["curve"] = {name: values.tolist() for name, values in run["curve"].items() if np.isfinite(values).all()}
+        run["curve"] = {
+            name: values.tolist()
+            for name, values in run["curve"].items()
+            if np.isfinite(values).all()
+        }
     return {
         "measured": comparison.measured,
         "level": LEVEL,
         "budgets": comparison.budgets,
         "variants": [
-            asdict(row) | {"played": [asdict(part) | part.shares() for part in row.played]} for row in comparison.rows
+            asdict(row) | {"played": [asdict(part) | part.shares() for part in row.played]}
+            for row in comparison.rows
         ],
         "contrasts": [asdict(contrast) for contrast in comparison.contrasts],
         "runs": runs,
@@ -131,7 +149,10 @@ def plot_name(axis: str) -> str:
 
 
 def _row(runs: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonRow:
-    finals, starts = counts_of([outcome.final for outcome in runs]), counts_of([outcome.start for outcome in runs])
+    finals, starts = (
+        counts_of([outcome.final for outcome in runs]),
+        counts_of([outcome.start for outcome in runs]),
+    )
     collapses = [outcome.collapsed for outcome in runs if outcome.collapsed is not None]
     return ComparisonRow(
         variant=runs[0].variant,
@@ -140,12 +161,17 @@ def _row(runs: Sequence[RunOutcome], budgets: Mapping[str, float]) -> Comparison
         start=success_interval(starts),
         improvement=difference_interval(finals, starts),
         at_equal_cost={
-            axis: success_interval(counts_at(runs, axis, np.array(budget))) for axis, budget in budgets.items()
+            axis: success_interval(counts_at(runs, axis, np.array(budget)))
+            for axis, budget in budgets.items()
         },
         ess_mean=_mean_known([outcome.ess_mean for outcome in runs]),
-        ess_min=min((outcome.ess_min for outcome in runs if outcome.ess_min is not None), default=None),
+        ess_min=min(
+            (outcome.ess_min for outcome in runs if outcome.ess_min is not None), default=None
+        ),
         staleness_mean=_mean_known([outcome.staleness_mean for outcome in runs]),
-        staleness_max=max((run.staleness_max for run in runs if run.staleness_max is not None), default=None),
+        staleness_max=max(
+            (run.staleness_max for run in runs if run.staleness_max is not None), default=None
+        ),
         truncated_share=_mean_known([outcome.truncated_share for outcome in runs]),
         collapsed=sum(collapses) if collapses else None,
         gave_up=sum(outcome.gave_up for outcome in runs),

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from horizonrl.ops.studies.outcome import RunOutcome, Success
 from horizonrl.ops.studies.significance import PairedTest, fisher_exact, holm, paired_test
-from horizonrl.ops.studies.statistics import LEVEL, RESAMPLES, Array, Counts, Interval, difference_interval
+from horizonrl.ops.studies.statistics import (
+    LEVEL,
+    RESAMPLES,
+    Array,
+    Counts,
+    Interval,
+    difference_interval,
+)
 from horizonrl.ops.studies.study import Pair
 
 END = "end"
@@ -76,7 +83,10 @@ class Contrast:
 
 
 def contrasts(
-    pairs: Sequence[Pair], outcomes: Sequence[RunOutcome], axes: Sequence[str], primary_axis: str | None = None
+    pairs: Sequence[Pair],
+    outcomes: Sequence[RunOutcome],
+    axes: Sequence[str],
+    primary_axis: str | None = None,
 ) -> list[Contrast]:
     """Return every contrast whose arms share a seed: at the end, then at equal cost for each axis.
 
@@ -89,7 +99,11 @@ def contrasts(
     for axis in (END, *axes):
         of_axis = [
             _contrast(pair, axis, runs[pair.variant], runs[pair.against])
-            for pair in (pairs if primary_axis in (None, axis) else [replace(pair, primary=False) for pair in pairs])
+            for pair in (
+                pairs
+                if primary_axis in (None, axis)
+                else [replace(pair, primary=False) for pair in pairs]
+            )
             if runs.get(pair.variant, {}).keys() & runs.get(pair.against, {}).keys()
         ]
         contrasts_made += _correct(of_axis)
@@ -116,7 +130,9 @@ def counts_at(runs: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
     return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
 
 
-def _contrast(pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Mapping[int, RunOutcome]) -> Contrast:
+def _contrast(
+    pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Mapping[int, RunOutcome]
+) -> Contrast:
     seeds = sorted(ours.keys() & theirs.keys())
     one, other = ([arm[seed] for seed in seeds] for arm in (ours, theirs))
     budget = None if axis == END else least_budget([*one, *other], axis)
@@ -140,7 +156,9 @@ def _contrast(pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Map
     )
 
 
-def cost_ratio(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str, budget: float) -> CostRatio:
+def cost_ratio(
+    ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str, budget: float
+) -> CostRatio:
     """Return the cost at which our mean curve first has the success that theirs has at `budget`, as a share of it.
 
     Each resample draws seeds, the same for both arms, and then every evaluation's episodes again.
@@ -155,8 +173,12 @@ def cost_ratio(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: s
     ratio = _reached(curve_P[None], np.array([goal]))[0]
     # Sorted, not interpolated: a resample that never gets there has no number.
     ratios_R = np.sort(_reached(curves_RP, goals_R))
-    low, high = (ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return CostRatio(*(float(value) if np.isfinite(value) else None for value in (ratio, low, high)))
+    low, high = (
+        ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    )
+    return CostRatio(
+        *(float(value) if np.isfinite(value) else None for value in (ratio, low, high))
+    )
 
 
 def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str) -> EndCost:
@@ -166,13 +188,23 @@ def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str
     arms = (ours, theirs)
     ends = [least_budget(arm, axis) for arm in arms]
     places = [np.linspace(0.0, end, PLACES) for end in ends]
-    resampled = [_curves(arm, axis, at_P, drawn_RS, generator) for arm, at_P in zip(arms, places, strict=True)]
-    measured = [counts_at(arm, axis, at_P).rates.mean(0)[None] for arm, at_P in zip(arms, places, strict=True)]
+    resampled = [
+        _curves(arm, axis, at_P, drawn_RS, generator)
+        for arm, at_P in zip(arms, places, strict=True)
+    ]
+    measured = [
+        counts_at(arm, axis, at_P).rates.mean(0)[None]
+        for arm, at_P in zip(arms, places, strict=True)
+    ]
     goal, (spent, against_spent) = _spent(measured, ends)
     _, (ours_R, theirs_R) = _spent(resampled, ends)
     # A resample in which the other arm spent nothing has no ratio: it stands at the upper end.
-    ratios_R = np.sort(np.divide(ours_R, theirs_R, out=np.full_like(ours_R, np.inf), where=theirs_R > 0))
-    low, high = (ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    ratios_R = np.sort(
+        np.divide(ours_R, theirs_R, out=np.full_like(ours_R, np.inf), where=theirs_R > 0)
+    )
+    low, high = (
+        ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    )
     ratio = float(spent[0] / against_spent[0]) if against_spent[0] > 0 else None
     bounds = (float(value) if np.isfinite(value) else None for value in (low, high))
     return EndCost(float(goal[0]), float(spent[0]), float(against_spent[0]), ratio, *bounds)
@@ -181,7 +213,9 @@ def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str
 def _spent(curves: Sequence[Array], ends: Sequence[float]) -> tuple[Array, list[Array]]:
     """Return the lower of the two ends [R] of each pair of curves [R, P], and what each spends until it has it."""
     goals_R = np.minimum(*(curves_RP[:, -1] for curves_RP in curves))
-    return goals_R, [end * _reached(curves_RP, goals_R) for curves_RP, end in zip(curves, ends, strict=True)]
+    return goals_R, [
+        end * _reached(curves_RP, goals_R) for curves_RP, end in zip(curves, ends, strict=True)
+    ]
 
 
 def _curves(
@@ -202,7 +236,9 @@ def _curves(
             places_RK = np.broadcast_to(np.arange(len(along)), (int(drawn_R.sum()), len(along)))
             rates_RK = counts.resampled(places_RK, generator)
             if len(rates_RK):
-                total_RP[drawn_R] += np.array([np.interp(places_P, along, rates_K) for rates_K in rates_RK])
+                total_RP[drawn_R] += np.array(
+                    [np.interp(places_P, along, rates_K) for rates_K in rates_RK]
+                )
     return np.asarray(total_RP / len(arm))
 
 
@@ -214,7 +250,10 @@ def _reached(curves_RP: Array, goals_R: Array) -> Array:
 
 
 def _collapse_p(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> float | None:
-    seen = [[outcome.collapsed for outcome in arm if outcome.collapsed is not None] for arm in (one, other)]
+    seen = [
+        [outcome.collapsed for outcome in arm if outcome.collapsed is not None]
+        for arm in (one, other)
+    ]
     if len(seen[0]) < len(one) or len(seen[1]) < len(other):
         return None
     return fisher_exact(sum(seen[0]), len(seen[0]), sum(seen[1]), len(seen[1]))
@@ -222,6 +261,15 @@ def _collapse_p(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> float
 
 def _correct(contrasts_made: Sequence[Contrast]) -> list[Contrast]:
     """Return the contrasts of one axis with their p corrected; that of a primary one is tested alone."""
-    places = [index for index, contrast in enumerate(contrasts_made) if contrast.p is not None and not contrast.primary]
-    corrected = dict(zip(places, holm([contrasts_made[index].p or 0.0 for index in places]), strict=True))
-    return [replace(contrast, p=corrected.get(index, contrast.p)) for index, contrast in enumerate(contrasts_made)]
+    places = [
+        index
+        for index, contrast in enumerate(contrasts_made)
+        if contrast.p is not None and not contrast.primary
+    ]
+    corrected = dict(
+        zip(places, holm([contrasts_made[index].p or 0.0 for index in places]), strict=True)
+    )
+    return [
+        replace(contrast, p=corrected.get(index, contrast.p))
+        for index, contrast in enumerate(contrasts_made)
+    ]

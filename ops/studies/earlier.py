@@ -34,7 +34,9 @@ class ReportedRun:
     machine: str
 
 
-def read_earlier(paths: Sequence[Path], study: str, planned: Sequence[StudyRun]) -> list[ReportedRun]:
+def read_earlier(
+    paths: Sequence[Path], study: str, planned: Sequence[StudyRun]
+) -> list[ReportedRun]:
     """Read the runs of some `results.json` that are also planned: those with a planned run's config and seed.
 
     Raises ConfigError if a file cannot be read, if a run of the same study had another config than the planned one, if
@@ -63,11 +65,17 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
     for run in runs:
         name = run["variant"]
         # Another study may have another name for the same run, and the same name for another run.
-        candidates = [run_ for run_ in planned if run_.seed == run["seed"] and (run_.variant.name == name or not ours)]
+        candidates = [
+            run_
+            for run_ in planned
+            if run_.seed == run["seed"] and (run_.variant.name == name or not ours)
+        ]
         differing = [(run_, changes(configs[name], trained(run_.config))) for run_ in candidates]
         same = [run_ for run_, changed in differing if not changed]
         if ours and candidates and not same:
-            raise ConfigError(f"--with {path}: {differing[0][0].name} was run with another {differing[0][1]}")
+            raise ConfigError(
+                f"--with {path}: {differing[0][0].name} was run with another {differing[0][1]}"
+            )
         if len(same) > 1:
             raise ConfigError(
                 f"--with {path}: {name} of seed {run['seed']} could be {' or '.join(run_.name for run_ in same)}: its "
@@ -75,9 +83,13 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
             )
         for run_ in same:
             taken += 1
-            yield ReportedRun(replace(_outcome(run), variant=run_.variant.name), run["commit"], run["machine"])
+            yield ReportedRun(
+                replace(_outcome(run), variant=run_.variant.name), run["commit"], run["machine"]
+            )
     if not ours and not taken:
-        raise ConfigError(f"--with {path}: of another study, and none of its runs has the config and seed of one here")
+        raise ConfigError(
+            f"--with {path}: of another study, and none of its runs has the config and seed of one here"
+        )
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -96,14 +108,23 @@ def _by_index(config: Any) -> Any:
     if isinstance(config, Mapping):
         return {key: _by_index(value) for key, value in config.items()}
     if isinstance(config, list) and any(isinstance(entry, Mapping) for entry in config):
-        return {"length": len(config)} | {str(index): _by_index(entry) for index, entry in enumerate(config)}
+        return {"length": len(config)} | {
+            str(index): _by_index(entry) for index, entry in enumerate(config)
+        }
     return config
 
 
 def _outcome(run: Mapping[str, Any]) -> RunOutcome:
     kept = {name: value for name, value in run.items() if name not in ORIGIN}
-    curve = {name: np.array(run["curve"].get(name, np.nan * np.ones(len(run["curve"]["steps"])))) for name in AXES}
+    curve = {
+        name: np.array(run["curve"].get(name, np.nan * np.ones(len(run["curve"]["steps"]))))
+        for name in AXES
+    }
     counts = {name: np.array(run["curve"][name]) for name in ("successes", "episodes")}
-    kept |= {"start": Success(**run["start"]), "final": Success(**run["final"]), "curve": Curve(**curve, **counts)}
+    kept |= {
+        "start": Success(**run["start"]),
+        "final": Success(**run["final"]),
+        "curve": Curve(**curve, **counts),
+    }
     kept["played"] = tuple(Played(**run_) for run_ in run.get("played", ()))
     return RunOutcome(**kept)

@@ -90,7 +90,12 @@ class RunOutcome:
 
 
 def read_outcome(
-    run_dir: Path, variant: str, seed: int, wall_s: float, gave_up: bool = False, at_end: float | None = None
+    run_dir: Path,
+    variant: str,
+    seed: int,
+    wall_s: float,
+    gave_up: bool = False,
+    at_end: float | None = None,
 ) -> RunOutcome | None:
     """Read a run directory. Returns None if it has no RL step.
 
@@ -103,16 +108,27 @@ def read_outcome(
     # A resumed learner may write a line again: the later one counts.
     by_step = {line["step"]: line for line in read_lines(run_dir / EVALS) if line["episodes"]}
     evals = [by_step[step] for step in sorted(by_step)]
-    costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
-    costs["processed_tokens"] = np.cumsum([line.get("processed_tokens", math.nan) for line in lines])
-    costs["seconds"] = np.cumsum([line.get("step_s", math.nan) + line.get("wait_s", math.nan) for line in lines])
+    costs = {
+        key: np.cumsum([line[key] for line in lines])
+        for key in ("environment_steps", "generated_tokens")
+    }
+    costs["processed_tokens"] = np.cumsum(
+        [line.get("processed_tokens", math.nan) for line in lines]
+    )
+    costs["seconds"] = np.cumsum(
+        [line.get("step_s", math.nan) + line.get("wait_s", math.nan) for line in lines]
+    )
     if unseen := bool(evals) and at_end is not None and evals[-1]["step"] < lines[-1]["step"]:
         episodes = evals[-1]["episodes"]
-        evals.append({"step": lines[-1]["step"], "successes": at_end * episodes, "episodes": episodes})
+        evals.append(
+            {"step": lines[-1]["step"], "successes": at_end * episodes, "episodes": episodes}
+        )
     start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
     # A success in training is no evaluation, of which a fall takes two.
     evaluated = (curve.successes / curve.episodes)[: -1 if unseen else None]
-    ess, staleness, oldest = (_known(lines, key) for key in ("ess", "staleness_mean", "staleness_max"))
+    ess, staleness, oldest = (
+        _known(lines, key) for key in ("ess", "staleness_mean", "staleness_max")
+    )
     return RunOutcome(
         variant,
         seed,
@@ -156,7 +172,10 @@ def _evaluated(
     from_start = [line for line in evals if line["step"] <= before][-1:]
     from_start += [line for line in evals if line["step"] > before]
     steps = np.array([max(line["step"] - before, 0) for line in from_start])
-    spent = {key: np.concatenate([[0], cost])[np.minimum(steps, len(cost))] for key, cost in costs.items()}
+    spent = {
+        key: np.concatenate([[0], cost])[np.minimum(steps, len(cost))]
+        for key, cost in costs.items()
+    }
     successes = np.array([line["successes"] for line in from_start], float)
     episodes = np.array([line["episodes"] for line in from_start], float)
     points = [Success(float(k), float(n)) for k, n in zip(successes, episodes, strict=True)]
@@ -166,13 +185,20 @@ def _evaluated(
 def _trained(lines: Sequence[Line], costs: Mapping[str, Array]) -> tuple[Success, Success, Curve]:
     """The curve is the mean over the last tenth of the steps up to each point, so that no point knows the future."""
     episodes = np.array([_valid_episodes(line) for line in lines])
-    successes = np.array([n * (line["success_rate"] or 0.0) for n, line in zip(episodes, lines, strict=True)])
+    successes = np.array(
+        [n * (line["success_rate"] or 0.0) for n, line in zip(episodes, lines, strict=True)]
+    )
     count = len(lines)
-    first, last, window = (math.ceil(share * count) for share in (START_SHARE, FINAL_SHARE, WINDOW_SHARE))
+    first, last, window = (
+        math.ceil(share * count) for share in (START_SHARE, FINAL_SHARE, WINDOW_SHARE)
+    )
     start = Success(float(successes[:first].sum()), float(episodes[:first].sum()))
     final = Success(float(successes[-last:].sum()), float(episodes[-last:].sum()))
     curve = Curve(
-        np.arange(1.0, count + 1), successes=_trailing(successes, window), episodes=_trailing(episodes, window), **costs
+        np.arange(1.0, count + 1),
+        successes=_trailing(successes, window),
+        episodes=_trailing(episodes, window),
+        **costs,
     )
     return start, final, curve
 

@@ -34,7 +34,9 @@ class Played:
         return {
             "solved_share": _ratio(self.solved, self.episodes),
             "truncated_share": _ratio(self.truncated, self.episodes),
-            "context_share": None if self.by_context is None else _ratio(self.by_context, self.episodes),
+            "context_share": None
+            if self.by_context is None
+            else _ratio(self.by_context, self.episodes),
             "turns_per_solved": _ratio(self.turns_solved, self.solved),
             "turns_per_unsolved": _ratio(self.turns_unsolved, unsolved),
             "repeated_share": _ratio(self.repeated, self.turns_unsolved),
@@ -44,7 +46,12 @@ class Played:
 def read_played(run_dir: Path) -> tuple[Played, ...]:
     """Read the episodes that the run directory still keeps; the shortest horizon comes first."""
     return add_up(
-        _played(int(record["horizon"]), record["stop"], bool(record["success"]), [turn["text"] for turn in turns])
+        _played(
+            int(record["horizon"]),
+            record["stop"],
+            bool(record["success"]),
+            [turn["text"] for turn in turns],
+        )
         for _, ticket, records in EpisodeFiles(run_dir).groups()
         if ticket.startswith(Kind.TRAIN.value)
         for record in records

@@ -29,14 +29,24 @@ STYLE: dict[Any, Any] = {
 
 
 def plot_success(
-    panels: Mapping[str, Mapping[str, Band]], order: Sequence[str], x_label: str, legend_title: str, file: Path
+    panels: Mapping[str, Mapping[str, Band]],
+    order: Sequence[str],
+    x_label: str,
+    legend_title: str,
+    file: Path,
 ) -> None:
     """Draw one panel per entry with one line per band, of which the legend has those that are drawn, in their order.
 
     A name has the same colour and dash in all panels.
     """
     names = [name for name in order if any(name in lines for lines in panels.values())]
-    looks = dict(zip(names, [(colour, dash) for dash, colour in product(DASHES, COLOURS)] * len(names), strict=False))
+    looks = dict(
+        zip(
+            names,
+            [(colour, dash) for dash, colour in product(DASHES, COLOURS)] * len(names),
+            strict=False,
+        )
+    )
     columns = min(PANELS_A_ROW, len(panels))
     rows = -(-len(panels) // columns)
     with matplotlib.rc_context(STYLE):
@@ -47,15 +57,21 @@ def plot_success(
         for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
             for name, band in lines.items():
                 colour, dash = looks[name]
-                axes.plot(band.places, band.mean, color=colour, linestyle=dash, linewidth=1.8, label=name)
-                axes.fill_between(band.places, band.low, band.high, color=colour, alpha=0.13, linewidth=0)
+                axes.plot(
+                    band.places, band.mean, color=colour, linestyle=dash, linewidth=1.8, label=name
+                )
+                axes.fill_between(
+                    band.places, band.low, band.high, color=colour, alpha=0.13, linewidth=0
+                )
             axes.set_title(title, fontsize="medium")
             axes.set_axisbelow(True)
         grid[0, 0].set_ylim(bottom=0)
         grid[0, 0].yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
         grid[0, 0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
         grid[0, 0].xaxis.set_major_formatter(EngFormatter(sep=" "))
-        for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:  # the lowest of each column
+        for axes in grid.flat[
+            max(0, len(panels) - columns) : len(panels)
+        ]:  # the lowest of each column
             axes.set_xlabel(x_label)
             axes.tick_params(labelbottom=True)
         for axes in grid[:, 0]:

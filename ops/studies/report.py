@@ -56,8 +56,14 @@ def results_to_markdown(results: Results, shown: ReportOptions) -> list[str]:
 
 
 def _facts(results: Results) -> str:
-    evaluation = re.sub(r" \([^)]*\)", "", results.get("evaluation", ""))  # without the tasks of each category
-    measured = {"Held-out tasks": evaluation} if evaluation else {"Groups": f"{results['groups']} that runs consumed"}
+    evaluation = re.sub(
+        r" \([^)]*\)", "", results.get("evaluation", "")
+    )  # without the tasks of each category
+    measured = (
+        {"Held-out tasks": evaluation}
+        if evaluation
+        else {"Groups": f"{results['groups']} that runs consumed"}
+    )
     facts = {
         "Command": f"`{results['command'].strip('`')}`",
         "Seeds": results["seeds"],
@@ -70,7 +76,10 @@ def _facts(results: Results) -> str:
 
 def _variants(results: Results, with_seconds: bool) -> str:
     rows = results["variants"]
-    runs = {row["variant"]: [run for run in results["runs"] if run["variant"] == row["variant"]] for row in rows}
+    runs = {
+        row["variant"]: [run for run in results["runs"] if run["variant"] == row["variant"]]
+        for row in rows
+    }
     gain_p = dict(zip(runs, _corrected(map(_p_of_gain, runs.values())), strict=True))
     columns = {
         "variant": [f"`{row['variant']}`" for row in rows],
@@ -84,7 +93,10 @@ def _variants(results: Results, with_seconds: bool) -> str:
         "truncated, %": [_share_percent(row["truncated_share"], 0) for row in rows],
     }
     if with_seconds:
-        columns["seconds"] = [f"{fmean(run['curve'][SECONDS][-1] for run in runs[row['variant']]):.0f}" for row in rows]
+        columns["seconds"] = [
+            f"{fmean(run['curve'][SECONDS][-1] for run in runs[row['variant']]):.0f}"
+            for row in rows
+        ]
     for key, head in (("collapsed", "collapsed"), ("gave_up", "gave up")):
         if any(row[key] for row in rows):
             columns[head] = [f"{row[key]}/{len(row['seeds'])}" for row in rows]
@@ -94,7 +106,8 @@ def _variants(results: Results, with_seconds: bool) -> str:
 def _p_of_gain(runs: Sequence[Results]) -> float | None:
     """Return the p of paired t over the seeds, of the end against the start."""
     after, before = (
-        np.array([run[when]["successes"] / run[when]["episodes"] for run in runs]) for when in ("final", "start")
+        np.array([run[when]["successes"] / run[when]["episodes"] for run in runs])
+        for when in ("final", "start")
     )
     tested = paired_test(after, before)
     return None if tested is None else tested.p
@@ -112,7 +125,12 @@ def _contrasts(results: Results, shown: ReportOptions) -> str:
     axes = shown.axes or tuple(dict.fromkeys(row["axis"] for row in results["contrasts"]))
     rows = [row for axis in axes for row in results["contrasts"] if row["axis"] == axis]
     cells = [
-        [_names(row), _place(row), _points((row["tested"] or {}).get("interval", row["difference"])), _p(row["p"])]
+        [
+            _names(row),
+            _place(row),
+            _points((row["tested"] or {}).get("interval", row["difference"])),
+            _p(row["p"]),
+        ]
         for row in rows
     ]
     if shown.share_of is not None:
@@ -126,7 +144,9 @@ def _contrasts(results: Results, shown: ReportOptions) -> str:
         cells = [[*cell, _share(costs.get(pair))] for cell, pair in zip(cells, arms, strict=True)]
     if shown.share_of == SECONDS:
         head.append("times as fast")
-        cells = [[*cell, _speed_up(results["runs"], row)] for cell, row in zip(cells, rows, strict=True)]
+        cells = [
+            [*cell, _speed_up(results["runs"], row)] for cell, row in zip(cells, rows, strict=True)
+        ]
     if axes == (END,):  # all at equal updates
         head[1:3] = ["difference at equal updates, points"]
         cells = [[name, *others] for name, _, *others in cells]
@@ -146,22 +166,36 @@ def _speed_up(runs: Sequence[Results], contrast: Results) -> str:
 
 
 def _names(contrast: Results) -> str:
-    return f"`{contrast['variant']}`−`{contrast['against']}`" + (" (primary)" if contrast["primary"] else "")
+    return f"`{contrast['variant']}`−`{contrast['against']}`" + (
+        " (primary)" if contrast["primary"] else ""
+    )
 
 
 def _place(contrast: Results) -> str:
-    return "updates" if contrast["budget"] is None else f"{contrast['budget']:,.0f} {_words(contrast['axis'])}"
+    return (
+        "updates"
+        if contrast["budget"] is None
+        else f"{contrast['budget']:,.0f} {_words(contrast['axis'])}"
+    )
 
 
 def _share(cost: Results | None) -> str:
     """Return a share of a cost with its interval; - where one arm has the success from the start, or never."""
     if cost is None:
         return "-"
-    ratio, low, high = ("-" if cost[key] is None else f"{cost[key]:.2f}" for key in ("ratio", "low", "high"))
+    ratio, low, high = (
+        "-" if cost[key] is None else f"{cost[key]:.2f}" for key in ("ratio", "low", "high")
+    )
     return f"{ratio} ({low}, {high})"
 
 
-RULES = ("rule", "steps per trained group", "steps per trained episode", "informative groups lost", "their variance")
+RULES = (
+    "rule",
+    "steps per trained group",
+    "steps per trained episode",
+    "informative groups lost",
+    "their variance",
+)
 """Shares of what the runs spent, and of the variance of the returns of all informative groups."""
 TASKS = ("scenario", "task", "n", "before RL, %", "after RL, %", "turns")
 
@@ -178,7 +212,8 @@ def _tasks(tables: Results) -> Iterator[list[str]]:
     before, after = (tables[when]["blocks"][0]["rows"] for when in ("before", "after"))
     for one, other in zip(before, after, strict=True):
         rates = (
-            f"{100 * row['success_rate']:.0f} ({100 * row['low']:.0f}, {100 * row['high']:.0f})" for row in (one, other)
+            f"{100 * row['success_rate']:.0f} ({100 * row['low']:.0f}, {100 * row['high']:.0f})"
+            for row in (one, other)
         )
         yield [
             one["scenario"] if one["scenario"] != named else "",
@@ -210,9 +245,12 @@ def _played(results: Results) -> Iterator[list[str]]:
     for row in results["variants"]:
         for group in row["played"]:
             shares = {
-                key: _share_percent(group[f"{key}_share"], 1) for key in ("solved", "truncated", "context", "repeated")
+                key: _share_percent(group[f"{key}_share"], 1)
+                for key in ("solved", "truncated", "context", "repeated")
             }
-            turns = ", ".join(number(group[f"turns_per_{end}"], 1) for end in ("solved", "unsolved"))
+            turns = ", ".join(
+                number(group[f"turns_per_{end}"], 1) for end in ("solved", "unsolved")
+            )
             counts = [f"{group['horizon']}", f"{group['episodes']:,}"]
             yield [
                 f"`{row['variant']}`",

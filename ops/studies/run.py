@@ -31,7 +31,15 @@ from horizonrl.ops.studies.comparison import bands, compare, measured_axes, plot
 from horizonrl.ops.studies.earlier import ReportedRun, changes, read_earlier
 from horizonrl.ops.studies.outcome import AXES, RunOutcome, read_outcome
 from horizonrl.ops.studies.report import ReportOptions, results_to_markdown
-from horizonrl.ops.studies.study import Study, StudyRun, TableFile, plan, read_study, select, trained
+from horizonrl.ops.studies.study import (
+    Study,
+    StudyRun,
+    TableFile,
+    plan,
+    read_study,
+    select,
+    trained,
+)
 from horizonrl.ops.studies.tables import (
     TABLES,
     require_kept_checkpoint,
@@ -117,7 +125,9 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     Raises ConfigError before the first run if the study or the config of any run is invalid.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise MissingDependency("study learning draws with matplotlib: pip install 'horizonrl[bench]'")
+        raise MissingDependency(
+            "study learning draws with matplotlib: pip install 'horizonrl[bench]'"
+        )
     study, overrides = read_study(request.study), request.overrides
     settings: Sequence[str] = ()
     if request.phase is not None:
@@ -142,11 +152,16 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     if not request.report_only:
         if done:
             names = ", ".join(run_.name for run_ in runs) or "nothing"
-            print(f"--with: {len(done)} of {len(selected)} runs have finished; to train: {names}", flush=True)
+            print(
+                f"--with: {len(done)} of {len(selected)} runs have finished; to train: {names}",
+                flush=True,
+            )
         for run_ in runs:
             _write_recipe(run_)
         if not _carry_out(runs, command, study.table):
-            print("stopped; the same command goes on from here, and --report-only shows what there is")
+            print(
+                "stopped; the same command goes on from here, and --report-only shows what there is"
+            )
             return INTERRUPTED
     endings = _endings(runs)
     reported = _report(study, endings, earlier, request, selected)
@@ -258,8 +273,14 @@ def _left(runs: Sequence[StudyRun], done: int) -> str:
     """Return how many runs are left, and for how many minutes at the mean duration of the finished runs."""
     finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
     endings = [_ending(run_) for run_ in runs[done:]]
-    unfinished = sum(ending is None or not (ending.finished or ending.gave_up) for ending in endings)
-    pace = f", about {unfinished * sum(finished) / len(finished) / 60:.0f} min" if finished and unfinished else ""
+    unfinished = sum(
+        ending is None or not (ending.finished or ending.gave_up) for ending in endings
+    )
+    pace = (
+        f", about {unfinished * sum(finished) / len(finished) / 60:.0f} min"
+        if finished and unfinished
+        else ""
+    )
     return f"{unfinished} to go{pace}"
 
 
@@ -294,7 +315,9 @@ def _report(
     for run_, ending in endings:
         if ending.finished or ending.gave_up:
             name, at_end = run_.variant.name, ending.success_at_giving_up
-            outcome = read_outcome(run_.directory, name, run_.seed, ending.wall_s, ending.gave_up, at_end)
+            outcome = read_outcome(
+                run_.directory, name, run_.seed, ending.wall_s, ending.gave_up, at_end
+            )
             if outcome is None:
                 failures[run_.name] = f"ended before its first RL step. {ending.last_lines}"
             else:
@@ -310,7 +333,9 @@ def _report(
     configs = {run_.variant.name: run_.config for run_ in selected}
     facts = {
         "command": f"`{request}`",
-        "recipe": ", ".join(dict.fromkeys(recipe.name for run_ in selected for recipe in run_.variant.recipes)),
+        "recipe": ", ".join(
+            dict.fromkeys(recipe.name for run_ in selected for recipe in run_.variant.recipes)
+        ),
         "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
         "finished": f"{len(outcomes)} of {len(selected)} runs",
         "evaluation": _evaluations(configs),
@@ -320,13 +345,23 @@ def _report(
     results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs)}
     results["configs"] = {name: trained(config) for name, config in configs.items()}
     request.directory.mkdir(parents=True, exist_ok=True)
-    (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    tables = [tables_to_markdown(f"{run_.variant}, seed {run_.seed}", run_.tables) for run_ in outcomes if run_.tables]
-    plots = [f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in measured_axes(outcomes)]
+    (request.directory / "results.json").write_text(
+        json.dumps(results, indent=1) + "\n", encoding="utf-8"
+    )
+    tables = [
+        tables_to_markdown(f"{run_.variant}, seed {run_.seed}", run_.tables)
+        for run_ in outcomes
+        if run_.tables
+    ]
+    plots = [
+        f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in measured_axes(outcomes)
+    ]
     ends = [f"## Failed: {name}\n\n```\n{lines}\n```" for name, lines in failures.items()]
     share_of = study.primary_axis if study.primary_axis in comparison.budgets else None
     shown = results_to_markdown(results, ReportOptions(share_of=share_of))
-    report = "\n\n".join([f"# {study.name}", f"{facts['finished']} have finished.", *shown, *tables, *plots, *ends])
+    report = "\n\n".join(
+        [f"# {study.name}", f"{facts['finished']} have finished.", *shown, *tables, *plots, *ends]
+    )
     (request.directory / "report.md").write_text(report + "\n", encoding="utf-8")
     _draw(study, outcomes, request.directory)
     print(f"report: {request.directory / 'report.md'}")
@@ -358,7 +393,8 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
     split = len(study.axes) > 1
     title = " and ".join(study.axes[1:] if split else study.axes) or "variant"
     places = {
-        run_.name: (run_.names[0], "-".join(run_.names[1:])) if split else ("", run_.name) for run_ in study.variants
+        run_.name: (run_.names[0], "-".join(run_.names[1:])) if split else ("", run_.name)
+        for run_ in study.variants
     }
     order = list(dict.fromkeys(name for _, name in places.values()))
     for axis in measured_axes(outcomes):

@@ -97,7 +97,11 @@ def screen(count: int) -> Rule:
         # What is saved: the turns of the others, for each value that all of the first may have.
         saved = 0.0
         for value, times in Counter(group.returns).items():
-            episode_turns = [turns for turns, sample in zip(group.turns, group.returns, strict=True) if sample == value]
+            episode_turns = [
+                turns
+                for turns, sample in zip(group.turns, group.returns, strict=True)
+                if sample == value
+            ]
             chance = comb(times, count) / comb(size, count)
             saved += chance * (sum(group.turns) - count * sum(episode_turns) / times)
         return Yielded(sum(group.turns) - saved, kept, kept * size)
@@ -123,7 +127,9 @@ def stop(count: int) -> Rule:
 
 def all_equal(returns: Sequence[float], count: int) -> float:
     """Return the chance that `count` of the returns, drawn without replacement, are all equal."""
-    return sum(comb(times, count) for times in Counter(returns).values()) / comb(len(returns), count)
+    return sum(comb(times, count) for times in Counter(returns).values()) / comb(
+        len(returns), count
+    )
 
 
 def costs(groups: Sequence[PlayedGroup]) -> list[RuleCost]:
@@ -131,28 +137,42 @@ def costs(groups: Sequence[PlayedGroup]) -> list[RuleCost]:
     sizes = sorted({len(group.returns) for group in groups})
     if len(sizes) > 1:
         rule_costs = ", ".join(map(str, sizes))
-        raise ConfigError(f"the groups have {rule_costs} episodes: compare runs of one rollout.group_size")
+        raise ConfigError(
+            f"the groups have {rule_costs} episodes: compare runs of one rollout.group_size"
+        )
     size = sizes[0] if sizes else 0
     played = [as_played(group) for group in groups]
     if not any(sample.informative for sample in played):
-        raise ConfigError(f"none of the {len(groups)} groups has returns that differ: there is nothing to compare")
+        raise ConfigError(
+            f"none of the {len(groups)} groups has returns that differ: there is nothing to compare"
+        )
     rules: dict[str, Rule] = {}
     for count in sorted({size // 2, 3 * size // 4} - {0, 1, size}):
         rules[f"smaller-{count}"], rules[f"screen-{count}"], rules[f"stop-{count}"] = (
             make(count) for make in (smaller, screen, stop)
         )
-    return [_cost(name, [rule(group) for group in groups], played, groups) for name, rule in sorted(rules.items())]
+    return [
+        _cost(name, [rule(group) for group in groups], played, groups)
+        for name, rule in sorted(rules.items())
+    ]
 
 
-def _cost(name: str, kept: Sequence[Yielded], played: Sequence[Yielded], groups: Sequence[PlayedGroup]) -> RuleCost:
+def _cost(
+    name: str, kept: Sequence[Yielded], played: Sequence[Yielded], groups: Sequence[PlayedGroup]
+) -> RuleCost:
     steps, before = (sum(sample.steps for sample in some) for some in (kept, played))
     trained, episodes = (
         [sum(getattr(sample, what) for sample in some) for some in (kept, played)]
         for what in ("informative", "episodes")
     )
     gone = [was.informative - now.informative for was, now in zip(played, kept, strict=True)]
-    spread = sum(sample.informative * group.spread for sample, group in zip(played, groups, strict=True)) / trained[1]
-    lost_spread = sum(share * group.spread for share, group in zip(gone, groups, strict=True)) / max(sum(gone), 1e-12)
+    spread = (
+        sum(sample.informative * group.spread for sample, group in zip(played, groups, strict=True))
+        / trained[1]
+    )
+    lost_spread = sum(
+        share * group.spread for share, group in zip(gone, groups, strict=True)
+    ) / max(sum(gone), 1e-12)
     return RuleCost(
         name,
         steps_per_group=_ratio(steps, trained[0], before / trained[1]),
@@ -170,7 +190,9 @@ def read_groups(run_dir: Path) -> Iterator[PlayedGroup]:
     """Yield the whole train groups that a run consumed, in order. Raises ConfigError if it kept no episodes."""
     files = episode_files(run_dir, "step")
     if not files:
-        raise ConfigError(f"{run_dir} has no episodes/step-*.jsonl: give the directory of a run that has trained")
+        raise ConfigError(
+            f"{run_dir} has no episodes/step-*.jsonl: give the directory of a run that has trained"
+        )
     for file in files:
         tickets: dict[str, list[dict[str, Any]]] = {}
         for record in read_lines(file):
@@ -187,13 +209,18 @@ def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
     groups = [group for run_dir in run_dirs for group in read_groups(run_dir)]
     rule_costs = costs(groups)
     informative = sum(group.informative for group in groups)
-    print(f"{len(groups):,} groups of {len(run_dirs)} runs, {informative / len(groups):.0%} of them informative")
+    print(
+        f"{len(groups):,} groups of {len(run_dirs)} runs, {informative / len(groups):.0%} of them informative"
+    )
     print(f"{'rule':<10}  steps/group  steps/episode  informative lost  spread of the lost")
     for sample in rule_costs:
         group, episode = (
-            "-" if cost is None else f"{cost:.2f}" for cost in (sample.steps_per_group, sample.steps_per_episode)
+            "-" if cost is None else f"{cost:.2f}"
+            for cost in (sample.steps_per_group, sample.steps_per_episode)
         )
-        print(f"{sample.rule:<10}  {group:>11}  {episode:>13}  {sample.lost:>16.0%}  {sample.spread:>18.2f}")
+        print(
+            f"{sample.rule:<10}  {group:>11}  {episode:>13}  {sample.lost:>16.0%}  {sample.spread:>18.2f}"
+        )
     if json_file is not None:
         facts = {
             "command": f"horizonrl study sampling {' '.join(run_dir.name for run_dir in run_dirs)}",
@@ -204,5 +231,7 @@ def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
             "informative": informative / len(groups),
         }
         rules = {sample.rule: asdict(sample) for sample in rule_costs}
-        json_file.write_text(json.dumps({**facts, "rules": rules}, indent=1) + "\n", encoding="utf-8")
+        json_file.write_text(
+            json.dumps({**facts, "rules": rules}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0

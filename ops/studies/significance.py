@@ -49,7 +49,10 @@ def student_interval(values_S: Array) -> Interval | None:
     """
     if len(values_S) < 2 or np.allclose(values_S, values_S[0], rtol=0.0, atol=1e-9):
         return None
-    mean, half = float(np.mean(values_S)), student_quantile(LEVEL, len(values_S) - 1) * _error(values_S)
+    mean, half = (
+        float(np.mean(values_S)),
+        student_quantile(LEVEL, len(values_S) - 1) * _error(values_S),
+    )
     return Interval(mean, mean - half, mean + half)
 
 
@@ -95,7 +98,9 @@ def seeds_needed(deviation: float, effect: float, power: float = 0.8) -> int:
         reach = student_quantile(LEVEL, degrees) + student_quantile(2.0 * power - 1.0, degrees)
         if 2.0 * (reach * deviation / effect) ** 2 <= seeds:
             return seeds
-    raise ValueError(f"an effect of {effect} under a deviation of {deviation} takes more than {MOST_SEEDS} seeds")
+    raise ValueError(
+        f"an effect of {effect} under a deviation of {deviation} takes more than {MOST_SEEDS} seeds"
+    )
 
 
 def _error(values_S: Array) -> float:

@@ -36,7 +36,9 @@ class Counts:
     def rates(self) -> Array:
         return self.successes_S / self.episodes_S
 
-    def resampled_means(self, drawn_RS: NDArray[np.integer[Any]], generator: np.random.Generator) -> Array:
+    def resampled_means(
+        self, drawn_RS: NDArray[np.integer[Any]], generator: np.random.Generator
+    ) -> Array:
         """Return the mean rate of each resample, with the episodes of each drawn seed drawn again."""
         return np.asarray(self.resampled(drawn_RS, generator).mean(1))
 
@@ -84,7 +86,9 @@ def difference_interval(after: Counts, before: Counts, seed: int = 0) -> Interva
     generator = np.random.default_rng(seed)
     drawn_RS = _drawn(after, generator)
     # The same draws on both sides: the difference is paired by seed, and what a seed adds to both cancels.
-    low, high = _bounds(after.resampled_means(drawn_RS, generator) - before.resampled_means(drawn_RS, generator))
+    low, high = _bounds(
+        after.resampled_means(drawn_RS, generator) - before.resampled_means(drawn_RS, generator)
+    )
     return Interval(float((after.rates - before.rates).mean()), float(low), float(high))
 
 

@@ -43,7 +43,10 @@ SMALL_OVERRIDES: Overrides = {
     "eval.every": 1,
     "eval.samples": 1,
     "eval.tasks": 4,
-    "reward.overlong_band": [1, 1000],  # random tokens solve nothing: only their number tells a group's episodes apart
+    "reward.overlong_band": [
+        1,
+        1000,
+    ],  # random tokens solve nothing: only their number tells a group's episodes apart
 }
 
 
@@ -85,7 +88,10 @@ class StudyFile(BaseModel):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     primary: tuple[str, str] | None = None
     """The contrast that the study is about, written like one of `contrasts` and tested alone."""
-    primary_axis: Literal["end", "environment_steps", "generated_tokens", "processed_tokens", "seconds"] | None = None
+    primary_axis: (
+        Literal["end", "environment_steps", "generated_tokens", "processed_tokens", "seconds"]
+        | None
+    ) = None
     """Where it is compared: at the end, or at an equal cost. Elsewhere it is one of `contrasts`. None: everywhere."""
     contrasts: list[tuple[str, str]] = []
     """Variants to compare seed by seed: the first minus the second. In a grid, two values of one axis, compared under
@@ -174,9 +180,13 @@ def read_study(path_or_name: Path) -> Study:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{path} nests tables or lists too deeply to be read: flatten it") from None
+        raise ConfigError(
+            f"{path} nests tables or lists too deeply to be read: flatten it"
+        ) from None
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {_explain(problem)}" for problem in error.errors())) from None
+        raise ConfigError(
+            "\n".join(f"{path}: {_explain(problem)}" for problem in error.errors())
+        ) from None
     of_phases = {f"phases.{name}.seeds": phase.seeds for name, phase in file.phases.items()}
     for folder, seeds in {"seeds": file.seeds, **of_phases}.items():
         if len(set(seeds)) != len(seeds):
@@ -186,10 +196,21 @@ def read_study(path_or_name: Path) -> Study:
     variants = list(_variants(file, path))
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]")
+        raise ConfigError(
+            f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]"
+        )
     pairs = _pairs(file, variants, path)
     phases = {SMALL: _small(file, pairs, names), **file.phases}
-    return Study(file.name, file.seeds, variants, pairs, list(file.grid), phases, file.primary_axis, file.table)
+    return Study(
+        file.name,
+        file.seeds,
+        variants,
+        pairs,
+        list(file.grid),
+        phases,
+        file.primary_axis,
+        file.table,
+    )
 
 
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:
@@ -212,7 +233,9 @@ def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[S
     return runs
 
 
-def select(study: Study, seeds: Sequence[int], patterns: Sequence[str]) -> tuple[list[int], list[Variant]]:
+def select(
+    study: Study, seeds: Sequence[int], patterns: Sequence[str]
+) -> tuple[list[int], list[Variant]]:
     """Return the selected seeds and variants, by default all.
 
     A pattern is a variant's name, a value of one axis of a grid, or a shell pattern of either, such as `ppo-*`. Raises
@@ -223,9 +246,13 @@ def select(study: Study, seeds: Sequence[int], patterns: Sequence[str]) -> tuple
     for pattern in patterns:
         if not any(_matches(variant, pattern) for variant in study.variants):
             names = ", ".join(variant.name for variant in study.variants)
-            raise ConfigError(f"--only {pattern} matches no variant; study {study.name} has {names}")
+            raise ConfigError(
+                f"--only {pattern} matches no variant; study {study.name} has {names}"
+            )
     chosen = [
-        variant for variant in study.variants if not patterns or any(_matches(variant, pattern) for pattern in patterns)
+        variant
+        for variant in study.variants
+        if not patterns or any(_matches(variant, pattern) for pattern in patterns)
     ]
     return [seed for seed in study.seeds if not seeds or seed in seeds], chosen
 
@@ -251,7 +278,9 @@ def _pairs(file: StudyFile, variants: Sequence[Variant], path: Path) -> list[Pai
                         pairs.setdefault((variant, against), Pair(variant, against, primary))
         if not matched:
             values = ", ".join(dict.fromkeys(value for names in by_names for value in names))
-            raise ConfigError(f"{path}: no two variants differ in {one!r} and {other!r} alone; there are {values}")
+            raise ConfigError(
+                f"{path}: no two variants differ in {one!r} and {other!r} alone; there are {values}"
+            )
     return list(pairs.values())
 
 
@@ -280,17 +309,25 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
         for _, overrides in values:
             keys = dict(flattened(overrides))
             if shared := sorted(settings.keys() & keys.keys()):
-                raise ConfigError(f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it")
+                raise ConfigError(
+                    f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it"
+                )
             settings |= keys
         recipe = settings.pop("recipe", file.recipe)
         options = [recipe] if isinstance(recipe, str) else recipe
-        if not isinstance(options, list) or not all(isinstance(contrast, str) for contrast in options):
+        if not isinstance(options, list) or not all(
+            isinstance(contrast, str) for contrast in options
+        ):
             named = f"variant {'-'.join(names)} has recipe {recipe!r}"
-            raise ConfigError(f"{path}: {named}: give it, or the study, the name of a recipe or a list of names")
+            raise ConfigError(
+                f"{path}: {named}: give it, or the study, the name of a recipe or a list of names"
+            )
         recipes = [_find(contrast, (path.parent, RECIPES), "recipe") for contrast in options]
         merged = dict(flattened(file.overrides)) | settings
         if mine := sorted(merged.keys() & set(OWN_KEYS)):
-            raise ConfigError(f"{path}: {', '.join(mine)} cannot be overridden: the study names and seeds its runs")
+            raise ConfigError(
+                f"{path}: {', '.join(mine)} cannot be overridden: the study names and seeds its runs"
+            )
         yield Variant(names, merged, recipes)
 
 
@@ -303,8 +340,14 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + key, value
 
 
-def _config(study: Study, variant: Variant, seed: int, directory: Path, overrides: Sequence[str]) -> RunConfig:
-    settings = {"run.name": f"{variant.name}-seed{seed}", "run.root": str(directory.resolve()), "run.seed": seed}
+def _config(
+    study: Study, variant: Variant, seed: int, directory: Path, overrides: Sequence[str]
+) -> RunConfig:
+    settings = {
+        "run.name": f"{variant.name}-seed{seed}",
+        "run.root": str(directory.resolve()),
+        "run.seed": seed,
+    }
     options = [f"--{key}={json.dumps(value)}" for key, value in variant.overrides.items()]
     named = [f"--{key}={json.dumps(value)}" for key, value in settings.items()]
     try:
@@ -312,7 +355,9 @@ def _config(study: Study, variant: Variant, seed: int, directory: Path, override
     except ConfigError as error:
         raise ConfigError(f"study {study.name}, variant {variant.name}: {error}") from None
     if config.rl.steps == 0:
-        raise ConfigError(f"study {study.name}, variant {variant.name}: rl.steps is 0: a study measures RL")
+        raise ConfigError(
+            f"study {study.name}, variant {variant.name}: rl.steps is 0: a study measures RL"
+        )
     return config
 
 

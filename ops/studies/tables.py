@@ -64,7 +64,9 @@ def _paired(run_dir: Path, block: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     A task's rate counts once, because its episodes resemble each other. What another seed would give, it does not say.
     """
-    before, after = (_task_rates(run_dir / TABLES / when, block["turns"]) for when in (BEFORE, AFTER))
+    before, after = (
+        _task_rates(run_dir / TABLES / when, block["turns"]) for when in (BEFORE, AFTER)
+    )
     rows: list[dict[str, Any]] = []
     for env_id, scenario in {row["env"]: row["scenario"] for row in block["rows"]}.items():
         tasks = sorted(task for task in before.keys() & after.keys() if task[0] == env_id)
@@ -72,9 +74,19 @@ def _paired(run_dir: Path, block: Mapping[str, Any]) -> list[dict[str, Any]]:
         difference = float(np.mean(after_T - before_T)) if tasks else None
         test = paired_test(after_T, before_T)
         tested = asdict(test) if test is not None else None
-        rows.append({"scenario": scenario, "tasks": len(tasks), "difference": difference, "tested": tested, "p": None})
+        rows.append(
+            {
+                "scenario": scenario,
+                "tasks": len(tasks),
+                "difference": difference,
+                "tested": tested,
+                "p": None,
+            }
+        )
     rows_known = [row for row in rows if row["tested"] is not None]
-    for row, corrected in zip(rows_known, holm([row["tested"]["p"] for row in rows_known]), strict=True):
+    for row, corrected in zip(
+        rows_known, holm([row["tested"]["p"] for row in rows_known]), strict=True
+    ):
         row["p"] = corrected
     return rows
 
@@ -110,7 +122,9 @@ PAIRED_HEAD = ("scenario", "tasks", "RL adds, in points", "p after Holm")
 def tables_to_markdown(name: str, tables: Mapping[str, Any]) -> str:
     """Return a run's tables side by side, and what RL adds by scenario, as a section of the report."""
     before, after = (tables[when]["blocks"][0]["rows"] for when in (BEFORE, AFTER))
-    parts = [markdown_table(HEAD, [_cells(one, other) for one, other in zip(before, after, strict=True)])]
+    parts = [
+        markdown_table(HEAD, [_cells(one, other) for one, other in zip(before, after, strict=True)])
+    ]
     if paired := tables.get(PAIRED):  # a run of an earlier release has none
         parts.append(markdown_table(PAIRED_HEAD, map(_paired_cells, paired), words=1))
     return "\n\n".join([f"## The 27 tasks: {name}", *parts])
@@ -120,7 +134,9 @@ def _paired_cells(row: Mapping[str, Any]) -> Sequence[str]:
     difference, tested = row["difference"], row["tested"]
     added = "-" if difference is None else f"{100 * difference:+.1f}"
     if tested is not None:
-        added += " ({low:+.1f} to {high:+.1f})".format(**{end: 100 * at for end, at in tested["interval"].items()})
+        added += " ({low:+.1f} to {high:+.1f})".format(
+            **{end: 100 * at for end, at in tested["interval"].items()}
+        )
     return row["scenario"], str(row["tasks"]), added, number(row["p"])
 
 

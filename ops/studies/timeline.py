@@ -44,11 +44,16 @@ def run(run_dir: Path, svg_file: Path | None) -> int:
     total_s = max(span.end_s for span in spans)
     table = Table("role", "what", "seconds", "share")
     for role, what in dict.fromkeys((span.role, span.what) for span in spans):
-        seconds = sum(span.end_s - span.begin_s for span in spans if (span.role, span.what) == (role, what))
+        seconds = sum(
+            span.end_s - span.begin_s for span in spans if (span.role, span.what) == (role, what)
+        )
         table.add_row(role, what, f"{seconds:.1f}", f"{seconds / total_s:.0%}")
     plain_console().print(table)
     first = min((span.end_s for span in spans if span.what == "rl"), default=None)
-    print(f"{total_s:.0f} s in all" + ("" if first is None else f", the first RL step after {first:.0f} s"))
+    print(
+        f"{total_s:.0f} s in all"
+        + ("" if first is None else f", the first RL step after {first:.0f} s")
+    )
     if svg_file is not None:
         draw(spans, run_dir.name, svg_file)
     return 0
@@ -77,11 +82,17 @@ def read(run_dir: Path) -> list[Span]:
     return [span for span in spans if span.end_s > span.begin_s]
 
 
-def _learner(events: list[dict[str, Any]], steps: list[dict[str, Any]], began: float) -> Iterator[Span]:
+def _learner(
+    events: list[dict[str, Any]], steps: list[dict[str, Any]], began: float
+) -> Iterator[Span]:
     started = _first(events, "learner_started")
     if started is not None:
         yield Span("learner", "start", 0.0, started - began)
-    stalls = {event["step"]: event["begin_s"] for event in events if event["event"] == "checkpoint_written"}
+    stalls = {
+        event["step"]: event["begin_s"]
+        for event in events
+        if event["event"] == "checkpoint_written"
+    }
     for step in steps:
         end_s = step["time"] - began
         begin_s = end_s - step["step_s"]
@@ -101,13 +112,20 @@ def _actor(name: str, events: list[dict[str, Any]], began: float) -> Iterator[Sp
     for event in events:
         if event["event"] == "weights_applied":
             yield Span(
-                name, "weights", event["time"] - began - event["fetch_s"] - event["apply_s"], event["time"] - began
+                name,
+                "weights",
+                event["time"] - began - event["fetch_s"] - event["apply_s"],
+                event["time"] - began,
             )
 
 
 def _evaluations(logs: dict[str, list[dict[str, Any]]], began: float) -> Iterator[Span]:
     """Yield each round of evaluation, from its tickets to its result."""
-    issued = [e["time"] for e in logs.get("controller", []) if e["event"] == "tickets_issued" and e["kind"] == "eval"]
+    issued = [
+        e["time"]
+        for e in logs.get("controller", [])
+        if e["event"] == "tickets_issued" and e["kind"] == "eval"
+    ]
     judged = [e["time"] for e in logs.get("learner", []) if e["event"] == "evaluated"]
     for begin, end in zip(issued, judged, strict=False):
         yield Span("evaluation", "evaluation", begin - began, end - began)

@@ -14,13 +14,17 @@ from horizonrl.common.texts import printable
 
 
 class _PlainConsole(Console):
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             safe = segment.control or segment.text.isprintable()
             yield segment if safe else Segment(printable(segment.text), segment.style)
 
 
-def plain_console(file: IO[str] | None = None, *, stderr: bool = False, width: int | None = None) -> Console:
+def plain_console(
+    file: IO[str] | None = None, *, stderr: bool = False, width: int | None = None
+) -> Console:
     """Return a console on which nothing is markup, an emoji (`:key:`) or an escape sequence of a text.
 
     It writes to stdout, to stderr or to `file`.

@@ -41,7 +41,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def sparkline(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
+def sparkline(
+    values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None
+) -> str:
     """Return values as at most `width` blocks, each the mean of its share of them; `low` and `high` are its ends."""
     numbers = [value for value in values if value is not None]
     if not numbers:
@@ -52,4 +54,7 @@ def sparkline(values: Sequence[float | None], width: int, low: float | None = No
     low, high = min(means) if low is None else low, max(means) if high is None else high
     if high <= low:
         return BLOCKS[len(BLOCKS) // 2] * len(means)
-    return "".join(BLOCKS[min(len(BLOCKS) - 1, int((value - low) / (high - low) * len(BLOCKS)))] for value in means)
+    return "".join(
+        BLOCKS[min(len(BLOCKS) - 1, int((value - low) / (high - low) * len(BLOCKS)))]
+        for value in means
+    )

@@ -42,7 +42,9 @@ class _Bar(ProgressColumn):
     """A bar, once the share that is done has been reported."""
 
     def render(self, task: Task) -> RenderableType:
-        return ProgressBar(total=1.0, completed=task.completed, width=24) if task.total else Text("")
+        return (
+            ProgressBar(total=1.0, completed=task.completed, width=24) if task.total else Text("")
+        )
 
 
 class _Time(ProgressColumn):

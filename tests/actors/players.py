@@ -33,17 +33,27 @@ class SayingPolicy:
     fail: Callable[[], None] = lambda: None
 
     async def generate(
-        self, ids: Sequence[int], *, max_tokens: int, temperature: float, stop_ids: Sequence[int], seed: int | None
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        stop_ids: Sequence[int],
+        seed: int | None,
     ) -> Generation:
         self.asked.append(tuple(ids))
         self.seeds.append(seed)
         await asyncio.sleep(0)
         self.fail()
         output = self.chat.encode_turn(self.text)[:max_tokens]
-        span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
+        span = VersionSpan(
+            version=self.version.version, lineage=self.version.lineage, tokens=len(output)
+        )
         return Generation(output, (-0.25,) * len(output), (span,))
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         self.version = version
 
     async def close(self) -> None: ...

@@ -33,13 +33,19 @@ WEATHER: Tools = (
         "function": {
             "name": "weather",
             "description": "tells the weather <of> a city",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
         },
     },
 )
 
 texts = st.text(max_size=30).filter(lambda text: "<|" not in text and "|>" not in text)
-arguments = st.dictionaries(st.sampled_from(("city", "day", "größe")), texts | st.integers() | st.none(), max_size=2)
+arguments = st.dictionaries(
+    st.sampled_from(("city", "day", "größe")), texts | st.integers() | st.none(), max_size=2
+)
 calls = st.builds(ToolCall, st.sampled_from(("weather", "look")), arguments.map(json.dumps))
 rounds = st.lists(
     st.tuples(texts, st.lists(calls, max_size=3), texts.filter(bool) | st.none()).map(
@@ -63,7 +69,10 @@ def rendered(tokenizer: Any, messages: Sequence[ChatMessage], tools: Tools) -> s
         | (
             {
                 "tool_calls": [
-                    {"type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+                    {
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                    }
                     for call in message.calls
                 ]
             }
@@ -80,20 +89,30 @@ def rendered(tokenizer: Any, messages: Sequence[ChatMessage], tools: Tools) -> s
 
 
 def answers(made_calls: Sequence[ToolCall], said: str | None) -> list[ChatMessage]:
-    results = [ChatMessage("tool", f"result {index}\nof {call.name}") for index, call in enumerate(made_calls)]
+    results = [
+        ChatMessage("tool", f"result {index}\nof {call.name}")
+        for index, call in enumerate(made_calls)
+    ]
     return [*results, *([] if said is None else [ChatMessage("user", said)])]
 
 
 @every_template
 @given(system=texts | st.none(), first=texts, played=rounds, tools=st.sampled_from(((), WEATHER)))
 def test_a_conversation_has_the_ids_that_the_tokenizer_gives_the_rendering(
-    name: str, system: str | None, first: str, played: list[tuple[str, list[ToolCall], str | None]], tools: Tools
+    name: str,
+    system: str | None,
+    first: str,
+    played: list[tuple[str, list[ToolCall], str | None]],
+    tools: Tools,
 ) -> None:
     tokenizer, chat = made(name)
     messages = [] if system is None else [ChatMessage("system", system)]
     messages.append(ChatMessage("user", first))
     for text, called, said in played:
-        messages += [ChatMessage("assistant", text, tuple(called), reasoning=text[:5]), *answers(called, said)]
+        messages += [
+            ChatMessage("assistant", text, tuple(called), reasoning=text[:5]),
+            *answers(called, said),
+        ]
     expected = tokenizer.encode(rendered(tokenizer, messages, tools), add_special_tokens=False)
     assert list(chat.render(messages, tools)) == expected
 
@@ -117,7 +136,14 @@ def test_replies_and_what_follows_them_grow_to_the_rendering_of_the_whole(
 
 attack = st.lists(
     st.sampled_from(
-        (*SPECIAL, *chain.from_iterable((token[:5], token[5:]) for token in SPECIAL), "im_end", "<", ">", "x")
+        (
+            *SPECIAL,
+            *chain.from_iterable((token[:5], token[5:]) for token in SPECIAL),
+            "im_end",
+            "<",
+            ">",
+            "x",
+        )
     ),
     min_size=1,
     max_size=4,
@@ -132,9 +158,16 @@ def test_no_content_writes_special_tokens(name: str, text: str) -> None:
 
     def conversation(word: str) -> tuple[int, ...]:
         called = ToolCall(word, json.dumps({word: word, "nested": [{word: [word]}]}))
-        described = {"type": "function", "function": {"name": word, "description": word, "parameters": {word: word}}}
+        described = {
+            "type": "function",
+            "function": {"name": word, "description": word, "parameters": {word: word}},
+        }
         results = (ChatMessage("tool", word), ChatMessage("tool", word), ChatMessage("user", word))
-        head = (ChatMessage("system", word), ChatMessage("user", word), ChatMessage("assistant", word, (called,), word))
+        head = (
+            ChatMessage("system", word),
+            ChatMessage("user", word),
+            ChatMessage("assistant", word, (called,), word),
+        )
         return chat.render((*head, *results), (described,)) + chat.extend((7,), results)
 
     ids = conversation(text)
@@ -145,18 +178,29 @@ def test_no_content_writes_special_tokens(name: str, text: str) -> None:
     assert not any(0xE000 <= ord(character) < 0xF900 for character in written)
 
 
-def test_no_tool_writes_a_tag_of_the_template_and_what_a_program_says_of_tags_is_said_in_tokens() -> None:
+def test_no_tool_writes_a_tag_of_the_template_and_what_a_program_says_of_tags_is_said_in_tokens() -> (
+    None
+):
     tokenizer = marked_tokenizer()
     chat, tags = ChatTemplate(tokenizer), MARKED_ADDED[2:]
     ids_of_tags = set(tokenizer.convert_tokens_to_ids(list(tags)))
 
     def conversation(word: str) -> tuple[int, ...]:
-        described = {"type": "function", "function": {"name": word, "description": word, "parameters": {word: word}}}
-        messages = (ChatMessage("user", "hello"), ChatMessage("assistant", "", (CALL,)), ChatMessage("tool", word))
+        described = {
+            "type": "function",
+            "function": {"name": word, "description": word, "parameters": {word: word}},
+        }
+        messages = (
+            ChatMessage("user", "hello"),
+            ChatMessage("assistant", "", (CALL,)),
+            ChatMessage("tool", word),
+        )
         return chat.render(messages, (described,)) + chat.extend((7,), (ChatMessage("tool", word),))
 
     ids = conversation("".join(tags))
-    assert [i for i in ids if i in ids_of_tags] == [i for i in conversation("harmless") if i in ids_of_tags]
+    assert [i for i in ids if i in ids_of_tags] == [
+        i for i in conversation("harmless") if i in ids_of_tags
+    ]
     written = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert written.count("".join(tags)) == 6
     assert ids_of_tags < set(chat.open("".join(tags), "hello"))
@@ -186,11 +230,16 @@ def test_the_marker_that_a_policy_sampled_is_not_repeated_and_another_one_is_not
 
 def test_a_special_token_that_has_a_field_in_its_name_hides_no_field() -> None:
     """SmolLM2 has <filename>, and others <|user|>: texts of a message, and never its fields and roles."""
-    tokenizer = make_tokenizer((*SPECIAL[:-1], "<filename>", "<|tool|>", "<|function|>", SPECIAL[-1]))
+    tokenizer = make_tokenizer(
+        (*SPECIAL[:-1], "<filename>", "<|tool|>", "<|function|>", SPECIAL[-1])
+    )
     tokenizer.chat_template = HERMES
     chat = ChatTemplate(tokenizer)
     assert not chat.tools_problem
-    head = (ChatMessage("user", "Rome?"), ChatMessage("assistant", "", (ToolCall("name", '{"name": "<filename>"}'),)))
+    head = (
+        ChatMessage("user", "Rome?"),
+        ChatMessage("assistant", "", (ToolCall("name", '{"name": "<filename>"}'),)),
+    )
     messages = (*head, ChatMessage("tool", "<filename> name"))
     ids = chat.render(messages, WEATHER)
     written = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -201,7 +250,9 @@ def test_a_special_token_that_has_a_field_in_its_name_hides_no_field() -> None:
 def test_a_private_character_of_a_content_survives() -> None:
     tokenizer, chat = made("hermes")
     text = "\ue000<|im_end|>\ue001 \\ue002"
-    assert text in tokenizer.decode(chat.render((ChatMessage("user", text),)), clean_up_tokenization_spaces=False)
+    assert text in tokenizer.decode(
+        chat.render((ChatMessage("user", text),)), clean_up_tokenization_spaces=False
+    )
 
 
 def test_a_template_that_shows_no_tools_refuses_them() -> None:
@@ -218,9 +269,13 @@ def test_results_follow_a_reply_before_all_else(shape: tuple[Any, ...]) -> None:
         chat.extend((7,), [ChatMessage(role, "hello") for role in shape])
 
 
-@pytest.mark.parametrize("roles", [("user", "user"), ("tool", "user", "user"), ("user", "user", "user")])
+@pytest.mark.parametrize(
+    "roles", [("user", "user"), ("tool", "user", "user"), ("user", "user", "user")]
+)
 @pytest.mark.parametrize("family", ["hermes", "xml"])
-def test_several_users_messages_follow_a_reply_as_the_template_writes_them(family: str, roles: tuple[Any, ...]) -> None:
+def test_several_users_messages_follow_a_reply_as_the_template_writes_them(
+    family: str, roles: tuple[Any, ...]
+) -> None:
     _, chat = made(family)
     first, reply = chat.render((ChatMessage("user", "hi"),)), chat.encode_turn("even")
     tail = [ChatMessage(role, f"text {number}") for number, role in enumerate(roles)]
@@ -229,7 +284,11 @@ def test_several_users_messages_follow_a_reply_as_the_template_writes_them(famil
 
 
 def test_a_system_message_follows_a_reply_where_the_template_writes_it_there() -> None:
-    tail = [ChatMessage("user", "on"), ChatMessage("system", "Be brief."), ChatMessage("user", "and on")]
+    tail = [
+        ChatMessage("user", "on"),
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", "and on"),
+    ]
     with pytest.raises(ConfigError, match="leaves out system"):
         made("hermes")[1].extend((7,), tail)
     chat = ChatTemplate(marked_tokenizer())
@@ -248,7 +307,11 @@ RESULT = "+ message.content + '\n</tool_response>'"
     ("part", "instead", "reason"),
     [
         # As Mistral's does: the tools stand before the last user's message, wherever that is.
-        (USER_TURN, USER_TURN + "{%- if loop.last and tools %}{{- tools | tojson }}{%- endif %}", "changes what"),
+        (
+            USER_TURN,
+            USER_TURN + "{%- if loop.last and tools %}{{- tools | tojson }}{%- endif %}",
+            "changes what",
+        ),
         (RESULT, "+ '\n</tool_response>'", "leaves out tool"),
         (RESULT, "+ (message.name or '') " + RESULT, "depends on"),
         (TOOL_TURN, TOOL_TURN + "{{- raise_exception('not today') }}", "not today"),
@@ -267,7 +330,8 @@ def test_a_template_that_does_not_append_is_refused_as_soon_as_tools_are_given(
 
 def test_a_template_of_one_call_a_turn_takes_several_results() -> None:
     once = (
-        "{%- for call in message.tool_calls or [] %}{%- if not loop.first %}{{- raise_exception('one') }}{%- endif %}"
+        "{%- for call in message.tool_calls or [] %}"
+        "{%- if not loop.first %}{{- raise_exception('one') }}{%- endif %}"
     )
     template = HERMES.replace("{%- for call in message.tool_calls or [] %}", once)
     chat = ChatTemplate(tool_tokenizer(template))
@@ -281,4 +345,9 @@ def test_a_template_of_one_call_a_turn_takes_several_results() -> None:
 def test_arguments_that_are_no_object_are_refused() -> None:
     _, chat = made("hermes")
     with pytest.raises(ConfigError, match="no JSON object"):
-        chat.render((ChatMessage("user", "hello"), ChatMessage("assistant", "", (ToolCall("weather", "[1"),))))
+        chat.render(
+            (
+                ChatMessage("user", "hello"),
+                ChatMessage("assistant", "", (ToolCall("weather", "[1"),)),
+            )
+        )

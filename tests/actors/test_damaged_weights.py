@@ -37,7 +37,9 @@ class RememberingPolicy(ScriptedPolicy):
         super().__init__()
         self.digests: dict[PolicyVersion, str] = {}
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         await super().apply(weights, version)
         self.digests[version] = await asyncio.to_thread(digest_file, weights)
 
@@ -76,7 +78,10 @@ def damage(memory: MemoryTransport, sequence: int) -> None:
 
 
 async def heals(
-    learner: RandomLearner, transport: Transport, folder: Path, harm: Callable[[WeightsManifest], Awaitable[None]]
+    learner: RandomLearner,
+    transport: Transport,
+    folder: Path,
+    harm: Callable[[WeightsManifest], Awaitable[None]],
 ) -> None:
     """Damage the second version's changes; an actor that has the first one and one that begins both go on."""
     early, late = (Host(transport, folder / name) for name in ("early", "late"))

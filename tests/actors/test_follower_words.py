@@ -35,7 +35,9 @@ class PatchedPolicy(ScriptedPolicy):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         await self.gate.wait()
         if words is None:
             self.image = await asyncio.to_thread(weights.read_bytes)
@@ -66,7 +68,9 @@ class Followed:
         self.policy, self.place = PatchedPolicy(), folder / "shadow"
         self.place.mkdir()
         shared_dir = folder / "weights" if share_files else None
-        self.follower = WeightsFollower(self.transport, self.policy, self.place, shared_dir=shared_dir)
+        self.follower = WeightsFollower(
+            self.transport, self.policy, self.place, shared_dir=shared_dir
+        )
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
@@ -85,7 +89,10 @@ class Followed:
 def finite(words: dict[str, Any]) -> dict[str, Any]:
     """Return random words that are numbers, and stay numbers when they are changed."""
     dice = np.random.default_rng(0)
-    return {name: rounded(dice.normal(size=array.shape).astype(np.float32)) for name, array in words.items()}
+    return {
+        name: rounded(dice.normal(size=array.shape).astype(np.float32))
+        for name, array in words.items()
+    }
 
 
 @pytest.fixture(params=[False, True], ids=["broker", "shared files"])
@@ -120,7 +127,9 @@ def test_versions_that_were_skipped_come_as_words_in_one_go(followed: Followed) 
     assert followed.policy.ways == [(1, "file"), (2, "words"), (4, "words")]
 
 
-def test_what_words_cannot_say_is_loaded_whole_and_the_next_version_is_words_again(followed: Followed) -> None:
+def test_what_words_cannot_say_is_loaded_whole_and_the_next_version_is_words_again(
+    followed: Followed,
+) -> None:
     async def scenario() -> None:
         async with followed.following():
             await followed.step()
@@ -156,14 +165,18 @@ def test_words_of_a_version_that_the_engine_is_not_at_are_not_used(followed: Fol
     async def scenario() -> None:
         async with followed.following():
             await followed.step()
-            followed.policy._version = PolicyVersion(version=0)  # not the one that the follower applied
+            followed.policy._version = PolicyVersion(
+                version=0
+            )  # not the one that the follower applied
             await followed.step()
 
     asyncio.run(scenario())
     assert followed.policy.ways == [(1, "file"), (2, "file")]
 
 
-def test_an_engine_that_takes_no_words_gets_files(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_takes_no_words_gets_files(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PatchedPolicy, "takes_words", False)
 
     async def scenario() -> None:

@@ -28,7 +28,11 @@ CHAT = make_chat()
 
 def ticket(number: int = 0) -> Ticket:
     return Ticket(
-        number=number, kind=Kind.TRAIN, task=Task(env_id="echo", task_id="say"), group_size=2, horizon_turns=4
+        number=number,
+        kind=Kind.TRAIN,
+        task=Task(env_id="echo", task_id="say"),
+        group_size=2,
+        horizon_turns=4,
     )
 
 
@@ -42,7 +46,9 @@ def actor(
 ) -> ActorLoop:
     policy = policy or SayingPolicy(CHAT)
     return ActorLoop(
-        settings=ActorSettings(slots=slots, group_size=2, max_deliver=2, drain_s=drain_s, total_steps=10),
+        settings=ActorSettings(
+            slots=slots, group_size=2, max_deliver=2, drain_s=drain_s, total_steps=10
+        ),
         transport=transport,
         rollouts={"echo": Rollout(policy, CHAT, None, step_timeout_s=30.0)},
         make_environment=lambda _: environment(),
@@ -77,14 +83,24 @@ def test_each_ticket_becomes_one_group_and_is_acknowledged(tmp_path: Path) -> No
         records = [entry.record for entry in await entries(transport, 5)]
         loop.stopping.set()
         await running
-        assert sorted(record.ticket.number for record in records if isinstance(record, Group)) == [0, 1, 2, 3, 4]
-        assert {record.damaged_version for record in records if isinstance(record, Group)} == {damaged}
+        assert sorted(record.ticket.number for record in records if isinstance(record, Group)) == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
+        assert {record.damaged_version for record in records if isinstance(record, Group)} == {
+            damaged
+        }
         assert (await transport.queue()).leased == 0
 
     asyncio.run(scenario())
 
 
-def test_an_actor_tells_from_time_to_time_what_it_has_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_tells_from_time_to_time_what_it_has_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("horizonrl.actors.loop.TELL_S", 0.01)
 
     async def scenario() -> None:
@@ -101,7 +117,11 @@ def test_an_actor_tells_from_time_to_time_what_it_has_played(tmp_path: Path, mon
 
 
 def told(logs: Sequence[MutableMapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: log[key] for key in ("groups", "running", "free")} for log in logs if log["event"] == "groups_played"]
+    return [
+        {key: log[key] for key in ("groups", "running", "free")}
+        for log in logs
+        if log["event"] == "groups_played"
+    ]
 
 
 def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: Path) -> None:
@@ -190,7 +210,9 @@ def test_an_actor_ends_when_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(scenario())
 
 
-def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_others(tmp_path: Path) -> None:
+def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_others(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         foreign = ticket().model_copy(update={"task": Task(env_id="chess", task_id="mate")})
@@ -205,7 +227,9 @@ def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_oth
     asyncio.run(scenario())
 
 
-def test_an_environment_that_does_not_close_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_does_not_close_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Clinging(Echo):
         async def close(self) -> None:
             await asyncio.Event().wait()
@@ -249,7 +273,9 @@ class Remote(MemoryTransport):
         return delivery
 
 
-def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(tmp_path: Path) -> None:
+def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         transport = Remote(MemoryServer(ack_wait_s=0.2))
         for number in range(3):
@@ -257,9 +283,13 @@ def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(t
         loop = actor(transport, tmp_path, slots=4)
         transport.there.clear()
         running = asyncio.create_task(loop.run())
-        await until(lambda: loop.metrics.value("episodes_total", env="echo", stop="terminated") == 4)
+        await until(
+            lambda: loop.metrics.value("episodes_total", env="echo", stop="terminated") == 4
+        )
         await asyncio.sleep(0.6)
-        assert loop.metrics.value("leases_total", kind="train") == 2, "it waits with two groups in hand"
+        assert loop.metrics.value("leases_total", kind="train") == 2, (
+            "it waits with two groups in hand"
+        )
         transport.there.set()
         records = [entry.record for entry in await entries(transport, 3)]
         loop.stopping.set()
@@ -279,14 +309,18 @@ def test_small_groups_fill_the_slots_that_a_whole_group_leaves(tmp_path: Path) -
         running = asyncio.create_task(loop.run())
         await until(lambda: loop.metrics.value("episodes_running") == 3)
         await asyncio.sleep(0.1)
-        assert loop.metrics.value("leases_total", kind="train") == 3, "two slots are kept for a whole group"
+        assert loop.metrics.value("leases_total", kind="train") == 3, (
+            "two slots are kept for a whole group"
+        )
         loop.stopping.set()
         await running
 
     asyncio.run(scenario())
 
 
-def test_a_drained_actor_gives_back_what_it_cannot_finish_and_another_does_it(tmp_path: Path) -> None:
+def test_a_drained_actor_gives_back_what_it_cannot_finish_and_another_does_it(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         await TicketQueue(transport).issue(ticket())
@@ -312,7 +346,9 @@ def test_a_late_group_is_refused_and_counted(tmp_path: Path) -> None:
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         await TicketQueue(transport).issue(ticket())
-        await GroupLog(transport).publish_void(Void(ticket=ticket(), reason="elsewhere", actor="other"))
+        await GroupLog(transport).publish_void(
+            Void(ticket=ticket(), reason="elsewhere", actor="other")
+        )
         loop = actor(transport, tmp_path)
         running = asyncio.create_task(loop.run())
         await until(lambda: loop.metrics.value("groups_refused_total") == 1)
@@ -381,7 +417,9 @@ def test_an_acknowledgement_that_is_not_answered_frees_the_slots(tmp_path: Path)
         loop = actor(transport, tmp_path, slots=2)
         running = asyncio.create_task(loop.run())
         assert len(await entries(transport, 6)) == 6
-        await until(lambda: loop.metrics.value("tickets_given_back_total", reason="ack_unconfirmed") == 6)
+        await until(
+            lambda: loop.metrics.value("tickets_given_back_total", reason="ack_unconfirmed") == 6
+        )
         loop.stopping.set()
         await running
 

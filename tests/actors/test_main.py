@@ -48,7 +48,9 @@ asyncio.run(play())
 """
 
 
-def test_a_scripted_actor_samples_ids_of_the_model_and_imports_no_engine(tiny_models: tuple[Path, Path]) -> None:
+def test_a_scripted_actor_samples_ids_of_the_model_and_imports_no_engine(
+    tiny_models: tuple[Path, Path],
+) -> None:
     command = [sys.executable, "-c", PLAY, str(tiny_models[0])]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     found = json.loads(answer.stdout)
@@ -56,7 +58,9 @@ def test_a_scripted_actor_samples_ids_of_the_model_and_imports_no_engine(tiny_mo
     assert VOCABULARY // 2 < found["highest"] < VOCABULARY
 
 
-def test_the_provenance_names_the_file_that_tasks_come_from_and_a_wrong_option_is_told_before_any_ticket() -> None:
+def test_the_provenance_names_the_file_that_tasks_come_from_and_a_wrong_option_is_told_before_any_ticket() -> (
+    None
+):
     file = Path(__file__).parents[1] / "contracts" / "transcripts.jsonl"
     version = asyncio.run(registry.versioned_id("transcripts", {"path": str(file)}))
     assert version.startswith("transcripts 1 sha256:")
@@ -90,7 +94,9 @@ def test_a_system_prompt_that_the_template_refuses_is_told_before_any_ticket(
                 pass
 
     for start in (act, evaluate):
-        with pytest.raises(ConfigError, match=r"rollout\.system_prompt .*System role not supported"):
+        with pytest.raises(
+            ConfigError, match=r"rollout\.system_prompt .*System role not supported"
+        ):
             asyncio.run(start())
 
 
@@ -107,7 +113,9 @@ def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> 
             MemoryTransport(MemoryServer()),
             recipe(CRAFTING),
         )
-        await StateStore(transport).put(Key.RUN, recipe("--rl.steps=2").settings)  # of before it was given more steps
+        await StateStore(transport).put(
+            Key.RUN, recipe("--rl.steps=2").settings
+        )  # of before it was given more steps
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             waiting = group.create_task(wait_for_agreement(transport, config.settings))
             await asyncio.sleep(0)
@@ -125,7 +133,9 @@ def test_an_actor_of_another_recipe_ends_and_says_what_differs() -> None:
         transport = MemoryTransport(MemoryServer())
         run = recipe("--model.max_context_tokens=512", CRAFTING)
         await StateStore(transport).put(Key.RUN, run.settings)
-        await wait_for_agreement(transport, recipe('--envs=[{"id": "parity"}]').settings, wait_s=0.01)
+        await wait_for_agreement(
+            transport, recipe('--envs=[{"id": "parity"}]').settings, wait_s=0.01
+        )
 
     with pytest.raises(ConfigError, match="recipe is not the run's") as caught:
         asyncio.run(scenario())

@@ -15,7 +15,9 @@ from horizonrl.envs.api import Step
 def test_the_environments_verdict_comes_before_its_limit_and_its_limit_before_the_horizon() -> None:
     over = Step("", 0.0, terminated=True, truncated=True)
     assert step_stop(over, 1, 1) is StopReason.TERMINATED
-    assert step_stop(Step("", 0.0, terminated=False, truncated=True), 1, 1) is StopReason.ENV_TRUNCATED
+    assert (
+        step_stop(Step("", 0.0, terminated=False, truncated=True), 1, 1) is StopReason.ENV_TRUNCATED
+    )
     assert step_stop(Step("", 0.0, terminated=False), 1, 1) is StopReason.HORIZON
     assert step_stop(Step("", 0.0, terminated=False), 1, 2) is None
 
@@ -56,7 +58,11 @@ CRASH = EnvironmentTimeout()
     ],
 )
 def test_a_program_may_fail_once_its_calls_have_run_out_and_not_before(
-    failure: Exception | None, engine_failed: bool, refused: StopReason | None, answered: int, stop: StopReason
+    failure: Exception | None,
+    engine_failed: bool,
+    refused: StopReason | None,
+    answered: int,
+    stop: StopReason,
 ) -> None:
     reason = program_stop(failure, engine_failed=engine_failed, refused=refused, answered=answered)
     assert reason is stop

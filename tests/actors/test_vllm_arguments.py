@@ -27,7 +27,9 @@ def test_other_arguments_pass_as_they_are() -> None:
         ("data_parallel_size", "takes its weights by itself"),
     ],
 )
-def test_an_argument_that_is_unknown_ours_or_unsound_is_refused_with_the_reason(name: str, message: str) -> None:
+def test_an_argument_that_is_unknown_ours_or_unsound_is_refused_with_the_reason(
+    name: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         checked({name: 1}, KNOWN)
 
@@ -40,7 +42,9 @@ def test_every_name_that_is_refused_is_one_of_vllms() -> None:
 
 
 def test_an_engine_takes_a_share_of_a_gpu_and_so_many_mebibytes_of_a_machine() -> None:
-    settings = InferenceSettings(Path("/gone"), max_context_tokens=4096, gpu_memory_share=0.3, kv_cache_mib=512)
+    settings = InferenceSettings(
+        Path("/gone"), max_context_tokens=4096, gpu_memory_share=0.3, kv_cache_mib=512
+    )
     machine, gpu = (engine_options(settings, on_cpu).items() for on_cpu in (True, False))
     assert dict(gpu - machine) == {"gpu_memory_utilization": 0.3}
     assert dict(machine - gpu) == {

@@ -18,7 +18,11 @@ from horizonrl.common.errors import ConfigError
 
 CARD = 80 * 10**9
 SETTINGS = InferenceSettings(Path("/gone"), max_context_tokens=128)
-READ = ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING")
+READ = (
+    "VLLM_WORKER_MULTIPROC_METHOD",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+)
 
 
 @pytest.fixture
@@ -51,7 +55,10 @@ def test_a_gpu_is_found_without_starting_cuda() -> None:
     ("given", "read"),
     [
         ({}, ("spawn", "0", None)),
-        ({"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_USE_FLASHINFER_SAMPLER": "1"}, ("fork", "1", None)),
+        (
+            {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_USE_FLASHINFER_SAMPLER": "1"},
+            ("fork", "1", None),
+        ),
     ],
 )
 def test_on_a_gpu_the_engine_is_spawned_and_samples_without_a_compiler(
@@ -74,12 +81,16 @@ def test_on_a_gpu_the_engine_is_spawned_and_samples_without_a_compiler(
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("given", [True, False])
-def test_torch_and_vllm_are_built_for_the_same(given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_and_vllm_are_built_for_the_same(
+    given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not given:
         monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 0)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     put_vllm(monkeypatch, None, on_cpu=given)
-    message = "a GPU here, .* for cpu: .*/gpu.txt" if given else "no GPU here, .* for cuda: .*/cpu.txt"
+    message = (
+        "a GPU here, .* for cpu: .*/gpu.txt" if given else "no GPU here, .* for cuda: .*/cpu.txt"
+    )
     with pytest.raises(ConfigError, match=message):
         engine._start_engine(replace(SETTINGS, renewed=False))
 
@@ -87,9 +98,15 @@ def test_torch_and_vllm_are_built_for_the_same(given: bool, monkeypatch: pytest.
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("share", "cache"), [(0.9, None), (0.45, 0.45 * CARD)])
 def test_an_engine_names_its_gpu_and_is_told_the_size_of_its_cache_on_one_that_it_shares(
-    share: float, cache: float | None, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    share: float,
+    cache: float | None,
+    tiny_models: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counts = {f"get_{name}": lambda *_: 2 for name in ("hidden_size", "num_layers", "num_kv_heads", "head_size")}
+    counts = {
+        f"get_{name}": lambda *_: 2
+        for name in ("hidden_size", "num_layers", "num_kv_heads", "head_size")
+    }
     model = SimpleNamespace(**counts, get_vocab_size=lambda: 512, hf_text_config=SimpleNamespace())
     config = SimpleNamespace(
         model_config=model,
@@ -108,7 +125,9 @@ def test_an_engine_names_its_gpu_and_is_told_the_size_of_its_cache_on_one_that_i
 
     put_vllm(monkeypatch, Arguments, on_cpu=False)
     monkeypatch.setattr(engine, "fields", lambda of: ())
-    settings = InferenceSettings(tiny_models[0], 128, gpu_memory_share=share, shares_gpu=share <= LARGEST_SHARED)
+    settings = InferenceSettings(
+        tiny_models[0], 128, gpu_memory_share=share, shares_gpu=share <= LARGEST_SHARED
+    )
     assert engine._start_engine(settings) == ("engine", "vllm 0.32.0 bfloat16 NVIDIA H100")
     told = config.cache_config.kv_cache_memory_bytes
     # Weights and workspace of the tiny model are small beside the runtime of CUDA.

@@ -41,7 +41,8 @@ asyncio.run(main())
 def start(model: Path, method: str, mark: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-c", STARTING, str(model), method],
-        env=os.environ | {MARK: mark, "SPT_NOENV": "1"},  # else the engine's new name overwrites the mark
+        env=os.environ
+        | {MARK: mark, "SPT_NOENV": "1"},  # else the engine's new name overwrites the mark
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

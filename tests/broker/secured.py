@@ -34,7 +34,9 @@ class Secured:
         return BrokerSection(url=self.server.url, nats=nats, connect_timeout_s=5.0)
 
     @asynccontextmanager
-    async def open(self, role: Role, run: str = RUN, number: int = 0) -> AsyncIterator[NatsTransport]:
+    async def open(
+        self, role: Role, run: str = RUN, number: int = 0
+    ) -> AsyncIterator[NatsTransport]:
         transport = await connect(run, self.settings(role, run, number), role)
         try:
             yield transport
@@ -42,7 +44,9 @@ class Secured:
             await transport.close()
 
     @asynccontextmanager
-    async def client(self, role: Role, number: int = 0, errors: list[str] | None = None) -> AsyncIterator[Client]:
+    async def client(
+        self, role: Role, number: int = 0, errors: list[str] | None = None
+    ) -> AsyncIterator[Client]:
         """Hold a bare client open, which may try anything; `errors` receives what the server refuses."""
         seed = self.keys.seed(RUN, role, number)
 

@@ -13,7 +13,9 @@ class FallingSilent:
 
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
         messages = (
-            await self.reader.fetch(min(limit, self.transport.delivered), timeout_s) if self.transport.delivered else []
+            await self.reader.fetch(min(limit, self.transport.delivered), timeout_s)
+            if self.transport.delivered
+            else []
         )
         self.transport.delivered -= len(messages)
         return messages

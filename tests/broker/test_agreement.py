@@ -18,16 +18,34 @@ SEALED = TicketSigner("run", b"k" * 32).fingerprint
 
 
 def settings(*overrides: str, ticket_key: str = "") -> RunSettings:
-    return RunConfig.load((), ["--run.name=run", *overrides]).settings.model_copy(update={"ticket_key": ticket_key})
+    return RunConfig.load((), ["--run.name=run", *overrides]).settings.model_copy(
+        update={"ticket_key": ticket_key}
+    )
 
 
 @pytest.mark.parametrize(
     ("mine", "published", "named"),
     [
-        (settings(ticket_key=SEALED), settings(), f"broker.ticket_key is {SEALED} here and not set in the run"),
-        (settings(), settings(ticket_key=SEALED), f"broker.ticket_key is not set here and {SEALED} in the run"),
-        (settings("--rollout.group_size=4"), settings(), "rollout.group_size is 4 here and 8 in the run"),
-        (settings("--rl.max_staleness=5"), settings(), "rl.max_staleness is 5 here and 2 in the run"),
+        (
+            settings(ticket_key=SEALED),
+            settings(),
+            f"broker.ticket_key is {SEALED} here and not set in the run",
+        ),
+        (
+            settings(),
+            settings(ticket_key=SEALED),
+            f"broker.ticket_key is not set here and {SEALED} in the run",
+        ),
+        (
+            settings("--rollout.group_size=4"),
+            settings(),
+            "rollout.group_size is 4 here and 8 in the run",
+        ),
+        (
+            settings("--rl.max_staleness=5"),
+            settings(),
+            "rl.max_staleness is 5 here and 2 in the run",
+        ),
         (settings("--run.seed=7"), settings(), "run.seed is 7 here and 0 in the run"),
     ],
     ids=["controller without a key", "learner without a key", "group size", "staleness", "seed"],
@@ -47,20 +65,27 @@ def test_a_learner_that_differs_from_its_controller_ends_and_names_the_key(
 
 
 def test_a_learners_own_rates_and_losses_may_differ() -> None:
-    assert differences(settings("--rl.lr=1e-6", "--loss.kind=gspo", "--learner.ranks=2"), settings()) == ""
+    assert (
+        differences(settings("--rl.lr=1e-6", "--loss.kind=gspo", "--learner.ranks=2"), settings())
+        == ""
+    )
 
 
 def test_an_actor_needs_neither_the_key_nor_the_learners_settings() -> None:
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer())
-        await StateStore(transport).put(Key.RUN, settings("--rl.max_staleness=5", ticket_key=SEALED))
+        await StateStore(transport).put(
+            Key.RUN, settings("--rl.max_staleness=5", ticket_key=SEALED)
+        )
         async with asyncio.timeout(10):
             await wait_for_agreement(transport, settings())
 
     asyncio.run(scenario())
 
 
-def test_a_controller_that_is_started_again_with_another_recipe_is_noticed_and_one_that_is_put_right_forgiven() -> None:
+def test_a_controller_that_is_started_again_with_another_recipe_is_noticed_and_one_that_is_put_right_forgiven() -> (
+    None
+):
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer())
         state, mine = StateStore(transport), settings()
@@ -79,6 +104,10 @@ def test_a_controller_that_is_started_again_with_another_recipe_is_noticed_and_o
 
 
 def test_a_fingerprint_tells_keys_and_runs_apart_and_is_empty_without_a_key(tmp_path: Path) -> None:
-    signers = [TicketSigner("run", b"k" * 32), TicketSigner("run", b"l" * 32), TicketSigner("other", b"k" * 32)]
+    signers = [
+        TicketSigner("run", b"k" * 32),
+        TicketSigner("run", b"l" * 32),
+        TicketSigner("other", b"k" * 32),
+    ]
     assert len({signer.fingerprint for signer in signers}) == 3
     assert TicketSigner("run").fingerprint == ""

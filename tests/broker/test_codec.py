@@ -36,7 +36,14 @@ from horizonrl.common.types import (
     Turn,
     VersionSpan,
 )
-from tests.records import branched_episode, half_trained_episode, make_episode, make_group, make_ticket, make_turn
+from tests.records import (
+    branched_episode,
+    half_trained_episode,
+    make_episode,
+    make_group,
+    make_ticket,
+    make_turn,
+)
 from tests.strategies import groups, records
 
 LARGE_GROUP_S = 0.25
@@ -49,7 +56,9 @@ def envelope(body: Any, name: str = "ticket", schema: Any = 2) -> bytes:
 
 def one_turn_group() -> Group:
     episode = make_episode(0, make_turn(tokens=(5, 2**31 - 1), answer=(7,)))
-    return Group(ticket=make_ticket(group_size=1), episodes=(episode,), provenance=Provenance(actor="a"))
+    return Group(
+        ticket=make_ticket(group_size=1), episodes=(episode,), provenance=Provenance(actor="a")
+    )
 
 
 def body_of(record: Record) -> dict[str, Any]:
@@ -77,7 +86,16 @@ def test_every_array_of_numbers_in_the_records_is_packed() -> None:
         for name, field in model.model_fields.items()
         if get_args(field.annotation)
         and get_args(field.annotation)[0]
-        not in (VersionSpan, Turn, Branch, Episode, HorizonGrowth, CategoryYield, RepeatedTasks, EnvironmentSettings)
+        not in (
+            VersionSpan,
+            Turn,
+            Branch,
+            Episode,
+            HorizonGrowth,
+            CategoryYield,
+            RepeatedTasks,
+            EnvironmentSettings,
+        )
         if str(field.annotation).startswith("tuple")
     }
     assert arrays == set(PACKED)
@@ -162,27 +180,39 @@ MALFORMED = {
     "body is a list": envelope([1]),
     "another type": envelope({}, name="group"),
     "type is binary": msgpack.packb({"schema": 2, "type": b"ticket", "body": {}}),
-    "type is a nest": msgpack.packb({"schema": 2}).replace(b"\x81", b"\x82") + b"\xa4type" + b"\x91" * 1000 + b"\xc0",
+    "type is a nest": msgpack.packb({"schema": 2}).replace(b"\x81", b"\x82")
+    + b"\xa4type"
+    + b"\x91" * 1000
+    + b"\xc0",
     "integer keys": msgpack.packb({1: 2}),
-    "an extension": msgpack.packb({"schema": 2, "type": "ticket", "body": msgpack.ExtType(5, b"x")}),
+    "an extension": msgpack.packb(
+        {"schema": 2, "type": "ticket", "body": msgpack.ExtType(5, b"x")}
+    ),
     "text that is not UTF-8": b"\xa2\xff\xfe",
     "deep nesting": b"\x91" * 5_000 + b"\xc0",
     "an array that claims four thousand million elements": b"\xdd\xff\xff\xff\xff",
     "a map that claims four thousand million entries": b"\xdf\xff\xff\xff\xff",
-    "more arrays than a record may have": b"\xdc\x10\x00" + (b"\xdc\x10\x00" + b"\x90" * 4096) * 4096,
+    "more arrays than a record may have": b"\xdc\x10\x00"
+    + (b"\xdc\x10\x00" + b"\x90" * 4096) * 4096,
     "a string that claims four gigabytes": b"\xdb\xff\xff\xff\xff",
     "nested claims": b"\xdd\x00\x0f\xff\xff" * 200,
     "negative number": envelope(body_of(make_ticket()) | {"number": -1}),
     "number too large": envelope(body_of(make_ticket()) | {"number": 2**60}),
     "unknown kind": envelope(body_of(make_ticket()) | {"kind": "trane"}),
-    "environment name with a dot": envelope(body_of(make_ticket()) | {"task": {"env_id": "a.b", "task_id": "1"}}),
+    "environment name with a dot": envelope(
+        body_of(make_ticket()) | {"task": {"env_id": "a.b", "task_id": "1"}}
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_an_option_may_have_the_name_of_a_packed_array(name: str) -> None:
-    environment = EnvironmentSettings(env_id="own", options={name: 3, "nested": {name: [1, 2]}}, step_timeout_s=1.0)
-    recipe = RunSettings(total_steps=1, max_deliver=1, max_context_tokens=64, environments=(environment,))
+    environment = EnvironmentSettings(
+        env_id="own", options={name: 3, "nested": {name: [1, 2]}}, step_timeout_s=1.0
+    )
+    recipe = RunSettings(
+        total_steps=1, max_deliver=1, max_context_tokens=64, environments=(environment,)
+    )
     assert decode(encode(recipe), RunSettings) == recipe
 
 
@@ -229,13 +259,19 @@ def test_a_text_for_people_is_cut_and_its_group_is_kept() -> None:
     assert turn.output_ids == (5, 2**31 - 1)
     mark = " [... 300000 characters]"
     assert {episode.prompt, turn.text, turn.observation} == {"x" * 262_120 + mark}
-    assert {episode.error, group.provenance.engine, group.provenance.environment} == {"x" * 1_000 + mark}
+    assert {episode.error, group.provenance.engine, group.provenance.environment} == {
+        "x" * 1_000 + mark
+    }
     assert decode(encode(group), Group) == group
 
 
 def test_a_text_that_ends_in_half_a_character_keeps_its_group() -> None:
-    data = encode(one_turn_group().model_copy(update={"provenance": Provenance(actor="a", engine="half: X.")}))
-    group = decode(data.replace(b"half: X.", b"half: \xed\xa0"), Group)  # what languages of UTF-16 cut a text to
+    data = encode(
+        one_turn_group().model_copy(update={"provenance": Provenance(actor="a", engine="half: X.")})
+    )
+    group = decode(
+        data.replace(b"half: X.", b"half: \xed\xa0"), Group
+    )  # what languages of UTF-16 cut a text to
     assert group.provenance.engine.startswith("half: \ufffd")
 
 
@@ -254,7 +290,12 @@ def test_the_message_of_a_malformed_record_names_the_place_and_stays_short() -> 
         (Group, {"episodes": [{"prompt_ids": (-1,) * 100_000}]}),
         (
             Progress,
-            {"outcomes": {f"kind {index}": {"dropped": dict.fromkeys("abcdefgh", -1)} for index in range(4096)}},
+            {
+                "outcomes": {
+                    f"kind {index}": {"dropped": dict.fromkeys("abcdefgh", -1)}
+                    for index in range(4096)
+                }
+            },
         ),
         (Progress, {"ended_ranges": {"train": [None] * 1024}}),
         (Progress, {"growths": [{}] * 4096}),
@@ -280,7 +321,9 @@ def test_any_bytes_decode_or_raise_a_record_error(data: bytes, record_type: type
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.randoms(use_true_random=False))
-def test_a_damaged_group_decodes_to_a_valid_group_or_raises_a_record_error(group: Group, chance: random.Random) -> None:
+def test_a_damaged_group_decodes_to_a_valid_group_or_raises_a_record_error(
+    group: Group, chance: random.Random
+) -> None:
     damaged = bytearray(encode(group))
     for _ in range(chance.randint(1, 4)):
         damaged[chance.randrange(len(damaged))] = chance.randrange(256)
@@ -302,7 +345,12 @@ def test_a_large_group_is_coded_in_milliseconds() -> None:
         observation="y" * 400,
     )
     episodes = tuple(
-        Episode(index=index, prompt_ids=tuple(range(512)), turns=(turn,) * 20, stop=StopReason.TERMINATED)
+        Episode(
+            index=index,
+            prompt_ids=tuple(range(512)),
+            turns=(turn,) * 20,
+            stop=StopReason.TERMINATED,
+        )
         for index in range(8)
     )
     ticket = make_ticket(group_size=8, horizon_turns=20).model_copy(update={"kind": Kind.TRAIN})
@@ -320,5 +368,7 @@ def test_a_large_group_is_coded_in_milliseconds() -> None:
 def test_texts_may_be_longer_than_a_collection() -> None:
     group = one_turn_group()
     turn = group.episodes[0].turns[0].model_copy(update={"text": "→" * 100_000})
-    group = group.model_copy(update={"episodes": (group.episodes[0].model_copy(update={"turns": (turn,)}),)})
+    group = group.model_copy(
+        update={"episodes": (group.episodes[0].model_copy(update={"turns": (turn,)}),)}
+    )
     assert decode(encode(group), Group) == group

@@ -6,6 +6,8 @@ from horizonrl.broker.continuity import entry_digest
 
 def test_an_entry_has_the_digest_that_earlier_checkpoints_hold() -> None:
     """Computed when the id was still a header: a checkpoint of that time has to find its place in the log."""
-    joined = Message("groups.joined", b"data", 7, "train-00000000", {"Z": "z", "Horizon-Parts": "2"})
+    joined = Message(
+        "groups.joined", b"data", 7, "train-00000000", {"Z": "z", "Horizon-Parts": "2"}
+    )
     assert entry_digest(joined) == "5380ef2149c7192e"
     assert entry_digest(Message("groups.train", b"", 8)) == "1c037ca9f6c91ac6"

@@ -18,7 +18,9 @@ async def filled(count: int) -> MemoryTransport:
         if number % 5 == 3:
             await transport.publish("groups.train", b"junk", message_id=f"train-{number:08d}")
         elif number % 5 == 4:
-            await GroupLog(transport).publish_void(Void(ticket=make_ticket(number), reason="broken", actor="a"))
+            await GroupLog(transport).publish_void(
+                Void(ticket=make_ticket(number), reason="broken", actor="a")
+            )
         else:
             await GroupLog(transport).publish(make_group(number))
     return transport

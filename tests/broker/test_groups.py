@@ -87,7 +87,11 @@ def test_a_reader_resumes_after_its_cursor_and_returns_none_at_the_end(broker: B
         async with broker.open() as transport:
             for number in range(12):
                 await GroupLog(transport).publish(make_group(number))
-            assert [entry.sequence for entry in await entries(transport, 3, after=9)] == [10, 11, 12]
+            assert [entry.sequence for entry in await entries(transport, 3, after=9)] == [
+                10,
+                11,
+                12,
+            ]
             reader = await GroupLog(transport).read(after=12)
             assert await reader.next(0.1) is None
             await GroupLog(transport).publish(make_group(12))
@@ -143,7 +147,10 @@ def test_a_group_over_the_payload_limit_travels_in_parts(broker: Broker) -> None
             assert not (await log.publish(group)).duplicate
             assert (await log.publish(group)).duplicate
             await log.publish(make_group(4))
-            assert await subjects(transport) == ["groups.part"] * 2 + ["groups.joined", "groups.train"]
+            assert await subjects(transport) == ["groups.part"] * 2 + [
+                "groups.joined",
+                "groups.train",
+            ]
             assert await entries(transport, 2) == [Entry(3, group), Entry(4, make_group(4))]
 
     asyncio.run(scenario())
@@ -163,23 +170,31 @@ def small() -> SmallLog:
     server = MemoryServer(max_payload_bytes=SMALL_PAYLOAD)
     transport = MemoryTransport(server)
     log = GroupLog(transport)
-    log._room = sys.maxsize  # some tests make the log smaller than a group for a while, to interrupt its upload
+    log._room = (
+        sys.maxsize
+    )  # some tests make the log smaller than a group for a while, to interrupt its upload
     return SmallLog(server, transport, log)
 
 
 def test_parts_of_several_actors_may_interleave(small: SmallLog) -> None:
     async def scenario() -> None:
         wanted = [large_group(number, tokens=600, seed=number) for number in range(4)]
-        await asyncio.gather(*(GroupLog(MemoryTransport(small.server)).publish(group) for group in wanted))
+        await asyncio.gather(
+            *(GroupLog(MemoryTransport(small.server)).publish(group) for group in wanted)
+        )
         read = await entries(small.transport, 4)
         assert [entry.record for entry in read] == wanted
 
     asyncio.run(scenario())
 
 
-def test_a_crash_between_parts_leaves_nothing_to_read_and_another_actor_ends_the_ticket(small: SmallLog) -> None:
+def test_a_crash_between_parts_leaves_nothing_to_read_and_another_actor_ends_the_ticket(
+    small: SmallLog,
+) -> None:
     async def scenario() -> None:
-        small.server.max_log_bytes = 2_500  # room for two of the five parts: the publisher stops in between
+        small.server.max_log_bytes = (
+            2_500  # room for two of the five parts: the publisher stops in between
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await small.log.publish(large_group(0, tokens=600, seed=1))
@@ -209,7 +224,9 @@ def test_the_same_actor_finishes_an_upload_that_was_interrupted(small: SmallLog)
     asyncio.run(scenario())
 
 
-async def interrupted(small: SmallLog, group: Group, meanwhile: Callable[[], Awaitable[T]]) -> tuple[T, Stored]:
+async def interrupted(
+    small: SmallLog, group: Group, meanwhile: Callable[[], Awaitable[T]]
+) -> tuple[T, Stored]:
     """Publish a large group, and do something else when its upload stops between two parts at a full log."""
     small.server.max_log_bytes = 2_500
     async with asyncio.TaskGroup() as tasks:
@@ -224,12 +241,16 @@ async def interrupted(small: SmallLog, group: Group, meanwhile: Callable[[], Awa
 def test_a_purge_keeps_the_parts_that_a_later_entry_joins(small: SmallLog, later: bool) -> None:
     async def scenario() -> None:
         group = large_group(1, tokens=600)
-        between, joined = await interrupted(small, group, lambda: small.log.publish(make_group(0, rewards=(1.0,))))
+        between, joined = await interrupted(
+            small, group, lambda: small.log.publish(make_group(0, rewards=(1.0,)))
+        )
         assert 1 < between.sequence < joined.sequence
         if later:
             await small.log.publish(large_group(2, tokens=600))
         await small.log.purge_below(joined.sequence)
-        assert [entry.record for entry in await entries(small.transport, 1, after=between.sequence)] == [group]
+        assert [
+            entry.record for entry in await entries(small.transport, 1, after=between.sequence)
+        ] == [group]
         await small.log.purge_below(joined.sequence + 1)
         assert (await small.transport.extent(Stream.GROUPS)).first_sequence == joined.sequence + 1
 
@@ -315,7 +336,9 @@ def purge_at_the_join(transport: Transport, patch: pytest.MonkeyPatch) -> None:
     async def late(subject: str, data: bytes, **others: Any) -> Stored:
         if subject == "groups.joined":
             patch.undo()
-            await transport.purge(Stream.GROUPS, below=(await transport.extent(Stream.GROUPS)).last_sequence + 1)
+            await transport.purge(
+                Stream.GROUPS, below=(await transport.extent(Stream.GROUPS)).last_sequence + 1
+            )
         return await publish(subject, data, **others)
 
     patch.setattr(transport, "publish", late)
@@ -330,29 +353,43 @@ def test_a_group_whose_parts_are_purged_as_it_is_joined_is_published_again(
             log, group = GroupLog(transport), large_group(0, tokens=600)
             purge_at_the_join(transport, monkeypatch)
             stored = await log.publish(group)
-            dead, whole = await entries(transport, 2, after=(await transport.extent(Stream.GROUPS)).first_sequence - 1)
+            dead, whole = await entries(
+                transport, 2, after=(await transport.extent(Stream.GROUPS)).first_sequence - 1
+            )
             assert whole == Entry(stored.sequence, group)
             assert isinstance(dead.record, DeadLetter)
             assert (dead.record.ticket_id, dead.record.cause) == (None, "purged")
-            await log.purge_below(dead.sequence + 1)  # the end that ended nothing holds nothing back
+            await log.purge_below(
+                dead.sequence + 1
+            )  # the end that ended nothing holds nothing back
             assert (await transport.extent(Stream.GROUPS)).first_sequence == dead.sequence + 1
             assert (await log.publish(group)).duplicate
 
     asyncio.run(scenario())
 
 
-def test_when_the_sender_of_purged_parts_has_died_the_next_end_of_the_ticket_is_stored(small: SmallLog) -> None:
+def test_when_the_sender_of_purged_parts_has_died_the_next_end_of_the_ticket_is_stored(
+    small: SmallLog,
+) -> None:
     async def scenario() -> None:
-        await small.transport.publish("groups.part", b"x", message_id="train-00000000.0000000000000000.0")
+        await small.transport.publish(
+            "groups.part", b"x", message_id="train-00000000.0000000000000000.0"
+        )
         await small.transport.purge(Stream.GROUPS, below=2)
         headers = {"Horizon-Parts": "1", "Horizon-Digest": "0" * 32, "Horizon-First-Sequence": "1"}
-        joined = await small.transport.publish("groups.joined", b"", message_id="train-00000000", headers=headers)
+        joined = await small.transport.publish(
+            "groups.joined", b"", message_id="train-00000000", headers=headers
+        )
         state = StateStore(small.transport)
         await state.put(Key.PROGRESS, Progress(cursor=joined.sequence - 1))
         assert (await small.log.publish(make_group(0))).duplicate  # the learner may yet read it
-        await state.put(Key.PROGRESS, Progress(cursor=joined.sequence, lowest_unsettled={Kind.TRAIN: 1}))
+        await state.put(
+            Key.PROGRESS, Progress(cursor=joined.sequence, lowest_unsettled={Kind.TRAIN: 1})
+        )
         assert (await small.log.publish(make_group(0))).duplicate  # the ticket has ended
-        await state.put(Key.PROGRESS, Progress(cursor=joined.sequence, ended_ranges={Kind.TRAIN: ((1, 3),)}))
+        await state.put(
+            Key.PROGRESS, Progress(cursor=joined.sequence, ended_ranges={Kind.TRAIN: ((1, 3),)})
+        )
         assert not (await small.log.publish(make_group(0))).duplicate
         assert (await small.log.publish_void(make_void(0))).duplicate
         _, entry = await entries(small.transport, 2, after=joined.sequence - 1)
@@ -371,11 +408,17 @@ def test_when_the_sender_of_purged_parts_has_died_the_next_end_of_the_ticket_is_
         {"Horizon-Parts": "1", "Horizon-Digest": "x", "Horizon-First-Sequence": "77"},
     ],
 )
-def test_a_joining_message_without_its_parts_is_a_dead_letter(small: SmallLog, headers: dict[str, str]) -> None:
+def test_a_joining_message_without_its_parts_is_a_dead_letter(
+    small: SmallLog, headers: dict[str, str]
+) -> None:
     async def scenario() -> None:
-        await small.transport.publish("groups.part", b"x", message_id="train-00000000.0000000000000000.0")
+        await small.transport.publish(
+            "groups.part", b"x", message_id="train-00000000.0000000000000000.0"
+        )
         await small.transport.publish("groups.part", b"y", message_id="someone-else")
-        await small.transport.publish("groups.joined", b"", message_id="train-00000000", headers=headers)
+        await small.transport.publish(
+            "groups.joined", b"", message_id="train-00000000", headers=headers
+        )
         async with asyncio.timeout(5.0):
             [entry] = await entries(small.transport, 1)
         assert isinstance(entry.record, DeadLetter)
@@ -409,7 +452,9 @@ def test_a_group_whose_earlier_ends_were_all_refused_does_not_walk_through_each_
         published: list[str] = []
         publish = transport.publish
 
-        async def noted(subject: str, data: bytes, *, message_id: str | None = None, **named: Any) -> Any:
+        async def noted(
+            subject: str, data: bytes, *, message_id: str | None = None, **named: Any
+        ) -> Any:
             published.append(message_id or "")
             return await publish(subject, data, message_id=message_id, **named)
 

@@ -43,7 +43,9 @@ def test_a_header_that_looks_like_a_word_of_the_server_hides_no_message(tmp_path
                     await js.publish(f"{RUN}.groups.train", b"honest %d" % number)
             found = await read(learner, 2 * len(STATUSES))
             assert [sequence for sequence, _ in found] == list(range(1, 2 * len(STATUSES) + 1))
-            assert [data for _, data in found][1::2] == [b"honest %d" % number for number in range(len(STATUSES))]
+            assert [data for _, data in found][1::2] == [
+                b"honest %d" % number for number in range(len(STATUSES))
+            ]
 
     asyncio.run(scenario())
 
@@ -114,7 +116,9 @@ def test_no_header_block_hides_a_message_of_a_batch_or_changes_what_another_way_
             assert [message.sequence for message in batch] == list(range(1, count + 1))
             # A new reader asks the leader for its first message.
             for message in batch:
-                single = (await (await learner.reader(Stream.GROUPS, message.sequence - 1)).fetch(1, 30.0))[0]
+                single = (
+                    await (await learner.reader(Stream.GROUPS, message.sequence - 1)).fetch(1, 30.0)
+                )[0]
                 assert (single, entry_digest(single)) == (message, entry_digest(message))
             assert learner.counters.reconnects == 0
 
@@ -129,7 +133,9 @@ def requests(role: Role) -> list[str]:
 
 def beyond(role: Role) -> list[str]:
     """Return the subjects that a role may not publish to and others may, and a few that nobody may."""
-    everyone = {subject for other in Role for subject in publishes(RUN, other)} - set(publishes(RUN, role))
+    everyone = {subject for other in Role for subject in publishes(RUN, other)} - set(
+        publishes(RUN, role)
+    )
     others = [f"$JS.API.STREAM.DELETE.{RUN}_DEAD", f"{RUN}.state.progress", f"{OTHER}.groups.train"]
     return [*(subject.replace("*", "x").replace(">", "x") for subject in sorted(everyone)), *others]
 
@@ -146,7 +152,9 @@ async def stored(broker: Secured) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("role", [Role.MONITOR, Role.ACTOR, Role.LEARNER])
-def test_an_answer_reaches_no_subject_that_its_asker_may_not_publish_to(tmp_path: Path, role: Role) -> None:
+def test_an_answer_reaches_no_subject_that_its_asker_may_not_publish_to(
+    tmp_path: Path, role: Role
+) -> None:
     """nats-server sends its answer to the reply subject of a request, whoever may publish there."""
 
     async def scenario() -> None:
@@ -167,7 +175,9 @@ def test_an_answer_reaches_no_subject_that_its_asker_may_not_publish_to(tmp_path
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("reserved", [f"$JS.ACK.{RUN}_TICKETS.actors.1.1.1.1.0", "_R_.x.y", "_GR_.x.y.z"])
+@pytest.mark.parametrize(
+    "reserved", [f"$JS.ACK.{RUN}_TICKETS.actors.1.1.1.1.0", "_R_.x.y", "_GR_.x.y.z"]
+)
 def test_an_answer_is_no_acknowledgement(tmp_path: Path, reserved: str) -> None:
     async def scenario() -> None:
         async with secured(tmp_path) as broker:
@@ -175,7 +185,9 @@ def test_an_answer_is_no_acknowledgement(tmp_path: Path, reserved: str) -> None:
             async with broker.client(Role.MONITOR, errors=errors) as client:
                 await client.publish("$JS.API.INFO", b"", reply=reserved)
                 await client.flush()
-            assert [text for text in errors if "permissions violation for publish with reply" in text]
+            assert [
+                text for text in errors if "permissions violation for publish with reply" in text
+            ]
 
     asyncio.run(scenario())
 
@@ -189,12 +201,16 @@ def test_what_is_traced_or_rolled_up_stays_within_what_its_sender_may(tmp_path: 
             async with broker.client(Role.ACTOR, errors=errors) as client:
                 await client.jetstream().publish(f"{RUN}.groups.train", b"honest")
                 for subject in (f"{RUN}.tickets.train", f"$KV.{RUN}_STATE.progress"):
-                    await client.publish(f"{RUN}.groups.void", b"x", headers={"Nats-Trace-Dest": subject})
+                    await client.publish(
+                        f"{RUN}.groups.void", b"x", headers={"Nats-Trace-Dest": subject}
+                    )
                 await client.flush()
                 for word in ("all", "sub"):
                     await client.publish(f"{RUN}.groups.void", b"x", headers={"Nats-Rollup": word})
                 await client.request("$JS.API.INFO")
-            assert len([text for text in errors if "permissions violation for publish" in text]) == 2
+            assert (
+                len([text for text in errors if "permissions violation for publish" in text]) == 2
+            )
             assert (await learner.extent(Stream.TICKETS)).messages == 0
             assert await learner.get(Key.PROGRESS) is None
             assert (await learner.extent(Stream.GROUPS)).messages == 1

@@ -38,12 +38,15 @@ ROUND = {(1 << 31) - 1: "2^31 - 1", 1e9: "1e9", -1e9: "-1e9", 1 << 20: "2^20"}
 
 
 @pytest.mark.parametrize("model", RECORDS, ids=lambda model: model.__name__)
-def test_every_field_of_a_record_is_described_with_its_bounds_and_its_default(model: type[Record]) -> None:
+def test_every_field_of_a_record_is_described_with_its_bounds_and_its_default(
+    model: type[Record],
+) -> None:
     schema = model.model_json_schema()
     missing = [
         row
         for name, field in model.model_fields.items()
-        if (row := f"| `{name}` | {spell_command(name, field, schema)} | {default(field)} | ") not in PROTOCOL
+        if (row := f"| `{name}` | {spell_command(name, field, schema)} | {default(field)} | ")
+        not in PROTOCOL
     ]
     assert missing == []
 
@@ -70,7 +73,9 @@ def text_of(part: dict[str, Any], field: FieldInfo) -> str:
         return "name"
     if "maxLength" in part:
         return f"text, {number(part.get('minLength', 0))} to {number(part['maxLength'])} characters"
-    kept = TypeAdapter(Annotated[field.annotation, *field.metadata, None]).validate_python("x" * (1 << 19))
+    kept = TypeAdapter(Annotated[field.annotation, *field.metadata, None]).validate_python(
+        "x" * (1 << 19)
+    )
     return f"text, cut at {len(kept)} characters"
 
 
@@ -80,7 +85,11 @@ def range_of(part: dict[str, Any], what: str) -> str:
         return "count"
     if least is None:
         return f"{what}, above {part['exclusiveMinimum']}"
-    return f"{what}, {number(least)} or more" if most < 0 else f"{what}, {number(least)} to {number(most)}"
+    return (
+        f"{what}, {number(least)} or more"
+        if most < 0
+        else f"{what}, {number(least)} to {number(most)}"
+    )
 
 
 def number(value: float) -> str:
@@ -93,7 +102,9 @@ KINDS = {
     "integer": lambda part, _: range_of(part, "integer"),
     "number": lambda part, _: range_of(part, "number"),
     "object": lambda part, _: "map",
-    "array": lambda part, _: f"array, at most {part['maxItems']}" if "maxItems" in part else "array",
+    "array": lambda part, _: (
+        f"array, at most {part['maxItems']}" if "maxItems" in part else "array"
+    ),
 }
 
 
@@ -122,7 +133,9 @@ def test_every_value_of_an_enumeration_is_described(values: type[StrEnum]) -> No
 
 def test_every_stream_key_subject_and_header_is_described() -> None:
     named = [f"`{{run}}_{stream.value}`" for stream in Stream] + [f".{key.value}`" for key in Key]
-    named += [f"{{run}}.{subject}" for subject in (groups.VOID, groups.PART, groups.JOINED, frames.FRAME)]
+    named += [
+        f"{{run}}.{subject}" for subject in (groups.VOID, groups.PART, groups.JOINED, frames.FRAME)
+    ]
     named += [groups.PARTS, groups.DIGEST, groups.FIRST, frames.POLICY, frames.OFFSET]
     named += [dead.REASON, dead.SUBJECT, dead.SEQUENCE, dead.OFFSET, streams.ACTORS]
     assert [name for name in named if name not in PROTOCOL] == []
@@ -157,7 +170,10 @@ def test_messages_have_the_ids_that_the_page_gives_them(tmp_path: Path) -> None:
         await transport.publish("groups.train", bytes(512))
         await (await log.read(after=0)).next(1)
         await log.publish(make_group(3))
-        return {stream: [message.message_id async for message in all_of(transport, stream)] for stream in Stream}
+        return {
+            stream: [message.message_id async for message in all_of(transport, stream)]
+            for stream in Stream
+        }
 
     ids, digest = asyncio.run(scenario()), xxhash.xxh3_128_hexdigest(codec.encode(make_group(3)))
     assert ids == {
@@ -165,7 +181,10 @@ def test_messages_have_the_ids_that_the_page_gives_them(tmp_path: Path) -> None:
         Stream.WEIGHTS: ["w-2-5-0", "w-2-5-1", "w-2-5-2", "c-2-6-0", "c-2-6-1"],
         Stream.GROUPS: [
             None,
-            *(f"train-00000003.{digest[:16]}.{part}" for part in range(len(ids[Stream.GROUPS]) - 2)),
+            *(
+                f"train-00000003.{digest[:16]}.{part}"
+                for part in range(len(ids[Stream.GROUPS]) - 2)
+            ),
             "train-00000003",
         ],
         Stream.DEAD: ["dead-GROUPS-1"],

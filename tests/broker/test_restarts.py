@@ -44,7 +44,11 @@ async def crash(server: EmbeddedServer, down_s: float = 0.2) -> None:
 
 def test_a_log_that_is_written_and_read_through_kills_has_every_group_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with EmbeddedServer(tmp_path) as server, opened(server) as actor, opened(server) as learner:
+        async with (
+            EmbeddedServer(tmp_path) as server,
+            opened(server) as actor,
+            opened(server) as learner,
+        ):
             published = asyncio.Event()
 
             async def publish(worker: int) -> None:
@@ -80,7 +84,11 @@ def test_a_log_that_is_written_and_read_through_kills_has_every_group_once(tmp_p
 
 def test_leases_watches_and_waiting_readers_continue_after_a_kill(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with EmbeddedServer(tmp_path) as server, opened(server, 2.0) as transport, asyncio.timeout(60.0):
+        async with (
+            EmbeddedServer(tmp_path) as server,
+            opened(server, 2.0) as transport,
+            asyncio.timeout(60.0),
+        ):
             queue = TicketQueue(transport)
             await queue.issue(make_ticket(0))
             held = await queue.lease(5.0)
@@ -114,13 +122,21 @@ def test_a_frame_is_published_and_fetched_through_a_kill(tmp_path: Path) -> None
         file = tmp_path / "frame"
         file.write_bytes(os.urandom(1 << 20) * 24)
         digest = await asyncio.to_thread(digest_file, file)
-        async with EmbeddedServer(tmp_path / "nats") as server, opened(server) as transport, asyncio.timeout(60.0):
+        async with (
+            EmbeddedServer(tmp_path / "nats") as server,
+            opened(server) as transport,
+            asyncio.timeout(60.0),
+        ):
             async with asyncio.TaskGroup() as group:
-                publishing = group.create_task(publish_frame(transport, file, PolicyVersion(version=1), digest))
+                publishing = group.create_task(
+                    publish_frame(transport, file, PolicyVersion(version=1), digest)
+                )
                 await asyncio.sleep(0.02)
                 await crash(server)
             async with asyncio.TaskGroup() as group:
-                fetching = group.create_task(fetch_frame(transport, publishing.result(), tmp_path / "fetched"))
+                fetching = group.create_task(
+                    fetch_frame(transport, publishing.result(), tmp_path / "fetched")
+                )
                 await asyncio.sleep(0.01)
                 await crash(server)
             assert digest_file(fetching.result()) == digest

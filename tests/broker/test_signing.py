@@ -9,7 +9,15 @@ from tests.records import make_ticket
 
 SIGNER = TicketSigner("run", b"k" * 32)
 IMPOSSIBLE = [
-    *("", "train-", "train-1", "train-000000001", "train--0000001", "Train-00000001", "train-00000001 "),
+    *(
+        "",
+        "train-",
+        "train-1",
+        "train-000000001",
+        "train--0000001",
+        "Train-00000001",
+        "train-00000001 ",
+    ),
     *("train-٣٣٣٣٣٣٣٣", "train-" + "9" * 5_000, "train-9999999999999999", "else-00000001"),
 ]
 
@@ -35,12 +43,19 @@ def test_a_ticket_issued_again_ends_under_the_same_id() -> None:
         TicketSigner("run", b"K" * 32).sign(make_ticket(7)),
         *(
             SIGNER.sign(make_ticket(7)).model_copy(update=change)
-            for change in ({"number": 8}, {"horizon_turns": 5}, {"group_size": 3}, {"announce_horizon": True})
+            for change in (
+                {"number": 8},
+                {"horizon_turns": 5},
+                {"group_size": 3},
+                {"announce_horizon": True},
+            )
         ),
     ],
 )
 def test_a_ticket_that_was_not_signed_so_is_forged(forged: Ticket) -> None:
-    with pytest.raises(ForgedRecord, match=r"train-0000000\d was not issued by this run's controller"):
+    with pytest.raises(
+        ForgedRecord, match=r"train-0000000\d was not issued by this run's controller"
+    ):
         SIGNER.verify(forged)
 
 

@@ -30,14 +30,18 @@ def ended(*ranges: tuple[int, int], lowest: int = 0) -> Progress:
     return Progress(lowest_unsettled={Kind.TRAIN: lowest}, ended_ranges={Kind.TRAIN: ranges})
 
 
-def test_tickets_that_are_issued_together_stand_in_the_order_of_their_numbers(broker: Broker) -> None:
+def test_tickets_that_are_issued_together_stand_in_the_order_of_their_numbers(
+    broker: Broker,
+) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
             queue, count = TicketQueue(transport), 2 * ISSUED_AT_ONCE + 5
             stored = await queue.issue_all([make_ticket(number) for number in range(count)])
             assert [each.sequence for each in stored] == list(range(1, count + 1))
             assert not any(each.duplicate for each in stored)
-            again = await TicketQueue(transport).issue_all([make_ticket(number) for number in range(count)])
+            again = await TicketQueue(transport).issue_all(
+                [make_ticket(number) for number in range(count)]
+            )
             assert [each.sequence for each in again] == [each.sequence for each in stored]
             assert all(each.duplicate for each in again)
             assert await TicketQueue(transport).count_issued(Kind.TRAIN) == count
@@ -45,7 +49,9 @@ def test_tickets_that_are_issued_together_stand_in_the_order_of_their_numbers(br
     asyncio.run(scenario())
 
 
-def test_numbers_that_were_passed_over_are_found_where_the_tickets_are_first_counted(broker: Broker) -> None:
+def test_numbers_that_were_passed_over_are_found_where_the_tickets_are_first_counted(
+    broker: Broker,
+) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
             for number in (0, 1, 4, 6):
@@ -137,7 +143,10 @@ def test_tickets_that_a_resumed_learner_has_open_again_are_found_though_they_had
         queue = TicketQueue(transport)
         await queue.issue_all([make_ticket(number) for number in range(5)])
         standing = StandingTickets(transport, queue)
-        before, after = ended(lowest=4), ended(lowest=1).model_copy(update={"policy": PolicyVersion(lineage=1)})
+        before, after = (
+            ended(lowest=4),
+            ended(lowest=1).model_copy(update={"policy": PolicyVersion(lineage=1)}),
+        )
         await standing.refresh(before, {Kind.TRAIN: 5})
         await standing.purge(before)
         assert standing.gone(before, floor=4) == set()

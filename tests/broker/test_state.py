@@ -8,19 +8,33 @@ from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import StateConflict, UnknownSchema
-from horizonrl.common.state import EnvironmentSettings, HorizonState, Progress, RunSettings, WeightsManifest
+from horizonrl.common.state import (
+    EnvironmentSettings,
+    HorizonState,
+    Progress,
+    RunSettings,
+    WeightsManifest,
+)
 from horizonrl.common.types import Kind, Phase, PolicyVersion
 from tests.brokers import Broker
 
 RECORDS = {
     Key.PROGRESS: Progress(step=4, phase=Phase.RL, lowest_unsettled={Kind.TRAIN: 7}),
-    Key.POLICY: WeightsManifest(policy=PolicyVersion(version=4), weights_bytes=9, digest="d", chunks=1),
-    Key.HORIZON: HorizonState(phase_step=4, horizons={"textcraft": 10}, tickets_issued={Kind.TRAIN: 12}),
+    Key.POLICY: WeightsManifest(
+        policy=PolicyVersion(version=4), weights_bytes=9, digest="d", chunks=1
+    ),
+    Key.HORIZON: HorizonState(
+        phase_step=4, horizons={"textcraft": 10}, tickets_issued={Kind.TRAIN: 12}
+    ),
     Key.RUN: RunSettings(
         total_steps=9,
         max_deliver=5,
         max_context_tokens=1024,
-        environments=(EnvironmentSettings(env_id="textcraft", options={"style": "compact", "sizes": [1, 2.5, None]}),),
+        environments=(
+            EnvironmentSettings(
+                env_id="textcraft", options={"style": "compact", "sizes": [1, 2.5, None]}
+            ),
+        ),
     ),
 }
 
@@ -83,7 +97,9 @@ def test_a_key_that_another_program_has_set_is_a_conflict() -> None:
 def test_a_record_of_another_schema_is_an_error() -> None:
     async def scenario() -> None:
         transport = MemoryTransport()
-        await transport.put(Key.PROGRESS, msgpack.packb({"schema": 3, "type": "progress", "body": {}}))
+        await transport.put(
+            Key.PROGRESS, msgpack.packb({"schema": 3, "type": "progress", "body": {}})
+        )
         with pytest.raises(UnknownSchema):
             await StateStore(transport).get(Key.PROGRESS)
 

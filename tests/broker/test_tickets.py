@@ -160,7 +160,9 @@ def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Brok
                 await queue.issue(make_ticket(number))
                 await queue.issue(make_ticket(number, Kind.EVAL))
             standing = StandingTickets(transport, queue)
-            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4}))  # before it knows what there is
+            await standing.purge(
+                Progress(lowest_unsettled={Kind.TRAIN: 4})
+            )  # before it knows what there is
             await standing.refresh(Progress(), {})
             await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
             assert await numbers(transport) == [
@@ -174,7 +176,9 @@ def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Brok
             await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4, Kind.EVAL: 3}))
             assert await numbers(transport) == [("tickets.train", 7), ("tickets.eval", 8)]
             assert await queue.count_issued(Kind.TRAIN) == 4
-            assert (await queue.issue(make_ticket(0))).duplicate, "a purged ticket cannot be issued again"
+            assert (await queue.issue(make_ticket(0))).duplicate, (
+                "a purged ticket cannot be issued again"
+            )
 
     asyncio.run(scenario())
 

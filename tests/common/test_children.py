@@ -12,7 +12,9 @@ from tests.processes import MARK, left_behind, marked
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="the kernel's parent-death signal is Linux's"
+    ),
 ]
 
 WORK = """
@@ -55,7 +57,9 @@ if __name__ == "__main__":  # a spawned child imports this file before it asks
 
 @pytest.mark.parametrize("await_work", [True, False], ids=["working", "starting"])
 @pytest.mark.parametrize("method", ["program", "fork", "spawn"])
-def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path, method: str, await_work: bool) -> None:
+def test_a_child_ends_with_a_parent_that_is_killed(
+    tmp_path: Path, method: str, await_work: bool
+) -> None:
     (tmp_path / "work.py").write_text(WORK)
     (tmp_path / "parent.py").write_text(PARENT)
     mark = uuid.uuid4().hex
@@ -79,7 +83,9 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path, method: str, 
 
 def test_a_child_whose_parent_has_died_before_it_could_ask_ends_at_once() -> None:
     program = "import os; from horizonrl.common.children import bind; bind(os.getppid() + 1); print('goes on')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, timeout=20
+    )
     assert (done.returncode, done.stdout) == (-15, b"")
 
 
@@ -95,6 +101,8 @@ preexec = children.bound()
 children.os.getpid = real
 print(subprocess.run(["touch", {str(tmp_path / "executed")!r}], preexec_fn=preexec).returncode)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=20
+    )
     assert done.stdout == "-15\n"
     assert not (tmp_path / "executed").exists()

@@ -27,7 +27,9 @@ def names(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("rivals", [False, True])
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_file_is_replaced_whole_and_nothing_else_stays(tmp_path: Path, durable: bool, rivals: bool) -> None:
+def test_a_file_is_replaced_whole_and_nothing_else_stays(
+    tmp_path: Path, durable: bool, rivals: bool
+) -> None:
     path = tmp_path / "file"
     for text in ("one", "zwölf"):
         atomic_write_text(path, text, durable=durable, rivals=rivals)
@@ -35,11 +37,15 @@ def test_a_file_is_replaced_whole_and_nothing_else_stays(tmp_path: Path, durable
         assert names(tmp_path) == ["file"]
 
 
-def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_writes_over_its_rest(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_the_old_file_and_the_next_one_writes_over_its_rest(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     for _ in range(2):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdin=-1, stdout=-1, text=True) as writer:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdin=-1, stdout=-1, text=True
+        ) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "writing\n"
             writer.kill()
@@ -64,7 +70,9 @@ def test_a_disk_that_is_full_leaves_the_old_file(tmp_path: Path) -> None:
     assert (path.read_text(), names(tmp_path)) == ("old", ["file"])
 
 
-def test_a_directory_appears_whole_and_one_that_a_killed_writer_left_is_begun_again(tmp_path: Path) -> None:
+def test_a_directory_appears_whole_and_one_that_a_killed_writer_left_is_begun_again(
+    tmp_path: Path,
+) -> None:
     left = tmp_path / f".model{INCOMING}"
     for _ in range(2):
         left.mkdir()

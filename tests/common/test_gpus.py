@@ -22,13 +22,23 @@ def test_the_environment_says_which_gpus_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("given", "seen"),
-    [("-1", ()), ("NoDevFiles", ()), ("0,-1,1", ("0",)), ("0,1", ("0", "1")), ("MIG-4,GPU-5", ("MIG-4", "GPU-5"))],
+    [
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0,-1,1", ("0",)),
+        ("0,1", ("0", "1")),
+        ("MIG-4,GPU-5", ("MIG-4", "GPU-5")),
+    ],
 )
-def test_a_name_of_no_gpu_ends_the_list_as_it_does_for_cuda(given: str, seen: tuple[str, ...]) -> None:
+def test_a_name_of_no_gpu_ends_the_list_as_it_does_for_cuda(
+    given: str, seen: tuple[str, ...]
+) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": given}) == seen
 
 
-@pytest.mark.parametrize(("listed", "seen"), [("", ()), (WHOLE, ("0", "1")), (SLICED, ("MIG-a1", "MIG-a2", "GPU-bb"))])
+@pytest.mark.parametrize(
+    ("listed", "seen"), [("", ()), (WHOLE, ("0", "1")), (SLICED, ("MIG-a1", "MIG-a2", "GPU-bb"))]
+)
 def test_slices_count_instead_of_the_gpu_that_they_divide(
     listed: str, seen: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +67,10 @@ OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12080)"
     ("fake", "reason"),
     [
         (torch, "built for CPUs, cannot use the GPUs 0, 1 (Torch not compiled with CUDA enabled)"),
-        (a_torch("13.0", OLD_DRIVER), f"built with CUDA 13.0, cannot use the GPUs 0, 1 ({OLD_DRIVER})"),
+        (
+            a_torch("13.0", OLD_DRIVER),
+            f"built with CUDA 13.0, cannot use the GPUs 0, 1 ({OLD_DRIVER})",
+        ),
         (a_torch("13.0", None), "built with CUDA 13.0, cannot use the GPUs 0, 1 (it sees none)"),
     ],
     ids=["cpu build", "old driver", "hidden"],
@@ -69,13 +82,17 @@ def test_gpus_that_torch_cannot_use_are_an_error_with_the_reason_and_the_cure(
     with pytest.raises(ConfigError) as refused:
         has_gpu(fake)
     assert reason in str(refused.value)
-    assert "requirements/gpu.txt" in str(refused.value) and 'CUDA_VISIBLE_DEVICES=""' in str(refused.value)
+    assert "requirements/gpu.txt" in str(refused.value) and 'CUDA_VISIBLE_DEVICES=""' in str(
+        refused.value
+    )
     assert refused.value.exit_code == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not has_gpu(fake)
 
 
-def test_without_gpus_there_is_nothing_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_there_is_nothing_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not has_gpu(torch)

@@ -35,10 +35,14 @@ def test_nothing_is_kept_where_the_module_has_been_imported() -> None:
     assert gc.get_freeze_count() == frozen
 
 
-def test_a_module_that_is_left_out_looks_absent_until_the_end_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_is_left_out_looks_absent_until_the_end_of_the_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with left_out("colorsys", "json", why="nobody calls it"):
-        with pytest.raises(ModuleNotFoundError, match=r"colorsys is left out here: nobody calls it"):
+        with pytest.raises(
+            ModuleNotFoundError, match=r"colorsys is left out here: nobody calls it"
+        ):
             importlib.import_module("colorsys")
         assert importlib.import_module("json"), "it had been imported before"
         assert importlib.import_module("wave")

@@ -24,7 +24,10 @@ sys.stdin.readline()
 def holder(path: Path, how: str) -> Iterator[subprocess.Popen[str]]:
     """Run a process that holds a lock, until the body kills it or ends."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"

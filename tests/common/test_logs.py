@@ -18,8 +18,12 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return sink
 
 
-def test_asyncios_remark_on_every_connection_with_tls_is_left_out_and_its_warnings_are_not(lines: io.StringIO) -> None:
-    logging.getLogger("asyncio").warning("returning true from eof_received() has no effect when using ssl")
+def test_asyncios_remark_on_every_connection_with_tls_is_left_out_and_its_warnings_are_not(
+    lines: io.StringIO,
+) -> None:
+    logging.getLogger("asyncio").warning(
+        "returning true from eof_received() has no effect when using ssl"
+    )
     logging.getLogger("asyncio").warning("Executing %s took 1.2 seconds", "a task")
     get_logger().info("role_tried", number=1)
     said = [json.loads(line) for line in lines.getvalue().splitlines()]

@@ -51,7 +51,11 @@ def test_labels_are_bounded() -> None:
 
 
 def test_the_code_sets_no_metric_and_gives_no_reason_that_is_not_declared() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    )
     set_by_name = set(re.findall(r'etrics\.(?:count|set|observe)\(\s*"(\w+)"', text))
     assert len(set_by_name) > 30
     assert set_by_name <= {metric.name for metric in METRICS}
@@ -83,7 +87,9 @@ def test_a_role_exposes_its_own_metrics_and_those_of_every_role() -> None:
     metrics = Metrics("actor", ["echo"])
     exposed = set(re.findall(r"# TYPE horizonrl_(\w+) ", metrics.exposition()[0].decode()))
     own = {metric.name for metric in (*TABLE["actor"], *EVERY)}
-    assert exposed == {metric.name for metric in (*TABLE["actor"], *EVERY) if metric.kind != "gauge"}
+    assert exposed == {
+        metric.name for metric in (*TABLE["actor"], *EVERY) if metric.kind != "gauge"
+    }
     assert exposed < own, "gauges come with their first value"
     with pytest.raises(KeyError):
         metrics.set("learner_step", 1)
@@ -91,7 +97,9 @@ def test_a_role_exposes_its_own_metrics_and_those_of_every_role() -> None:
 
 def test_a_counter_stands_at_zero_from_the_start_and_a_gauge_only_once_it_is_set() -> None:
     metrics = Metrics("learner", ["echo"])
-    assert all(sample(metrics, "groups_dropped_total", reason=reason.value) == 0 for reason in DropReason)
+    assert all(
+        sample(metrics, "groups_dropped_total", reason=reason.value) == 0 for reason in DropReason
+    )
     assert sample(metrics, "horizon_growths_total", env="echo") == 0
     assert sample(metrics, "ess") is None
     metrics.set("ess", 0.5)
@@ -115,9 +123,17 @@ def test_what_the_transport_counts_is_mirrored_once() -> None:
     assert sample(metrics, "broker_certificate_expiry_timestamp_seconds") == math.inf
     link.certificate_expiry = 1.8e9
     metrics.mirror_broker(link)
-    assert [sample(metrics, f"{name}_total") for name in ("broker_reconnects", "broker_denied")] == [5, 1]
-    assert [sample(metrics, f"{name}_total") for name in ("broker_full_waits", "dead_letters")] == [3, 4]
-    assert (sample(metrics, "broker_connected"), sample(metrics, "broker_stalled_seconds")) == (0, 12.5)
+    assert [
+        sample(metrics, f"{name}_total") for name in ("broker_reconnects", "broker_denied")
+    ] == [5, 1]
+    assert [sample(metrics, f"{name}_total") for name in ("broker_full_waits", "dead_letters")] == [
+        3,
+        4,
+    ]
+    assert (sample(metrics, "broker_connected"), sample(metrics, "broker_stalled_seconds")) == (
+        0,
+        12.5,
+    )
     assert sample(metrics, "broker_certificate_expiry_timestamp_seconds") == 1.8e9
 
 

@@ -25,7 +25,9 @@ time.sleep(60)
 
 def child(tmp_path: Path, how: str, stop_within_s: float = 20.0) -> Child:
     environment = {**os.environ, "WORD": "given"}
-    return Child([sys.executable, "-c", PROGRAM, how], tmp_path / "actor-0.log", stop_within_s, environment)
+    return Child(
+        [sys.executable, "-c", PROGRAM, how], tmp_path / "actor-0.log", stop_within_s, environment
+    )
 
 
 async def ready(started: Child, times: int) -> None:
@@ -36,7 +38,9 @@ async def ready(started: Child, times: int) -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_child_has_its_own_session_and_environment_and_appends_to_its_log(tmp_path: Path, run: object) -> None:
+def test_a_child_has_its_own_session_and_environment_and_appends_to_its_log(
+    tmp_path: Path, run: object
+) -> None:
     async def scenario() -> None:
         orderly = child(tmp_path, "orderly")
         for times in (1, 2):
@@ -83,7 +87,11 @@ def test_a_child_that_was_never_started_or_has_ended_is_left_alone(tmp_path: Pat
 
 def test_the_last_error_of_a_role_is_read_off_its_log(tmp_path: Path) -> None:
     async def scenario() -> Child:
-        role = Child(horizonrl_command("controller", str(tmp_path / "none.toml")), tmp_path / "controller.log", 10.0)
+        role = Child(
+            horizonrl_command("controller", str(tmp_path / "none.toml")),
+            tmp_path / "controller.log",
+            10.0,
+        )
         for _ in range(2):
             await role.start()
             assert await role.wait() == 2

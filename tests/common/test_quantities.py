@@ -43,7 +43,11 @@ def line_of_a_step(stats: StepStats = STATS) -> dict[str, Any]:
     group = make_group(0, rewards=(1.0, 0.0))
     pending = PendingBatch(admitted=[(1, group)], consumed=[group])
     line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, stats, TIMES)
-    return line | {"tickets_issued": 3, "tickets_outstanding": 2, "growths": []}  # as the learner's loop adds them
+    return line | {
+        "tickets_issued": 3,
+        "tickets_outstanding": 2,
+        "growths": [],
+    }  # as the learner's loop adds them
 
 
 def test_the_table_has_every_quantity_of_a_steps_line_and_no_other() -> None:
@@ -59,13 +63,21 @@ def test_prometheus_has_a_quantity_under_its_own_name_and_kind() -> None:
             assert kinds.get(quantity.metric_name) == quantity.metric, quantity.name
         else:
             assert quantity.name not in kinds
-    assert {quantity.name for quantity in MIRRORED} > {"success_rate", "truncated_share", "ess", "kl", "step_s"}
+    assert {quantity.name for quantity in MIRRORED} > {
+        "success_rate",
+        "truncated_share",
+        "ess",
+        "kl",
+        "step_s",
+    }
 
 
 def test_an_evaluation_and_an_actor_use_the_same_words() -> None:
     names = {metric.name for metric in METRICS}
     assert "eval_success_rate" in names
-    assert {"sampled_tokens_total", "generated_tokens_total"} < names, "sampled by an actor, consumed by the learner"
+    assert {"sampled_tokens_total", "generated_tokens_total"} < names, (
+        "sampled by an actor, consumed by the learner"
+    )
 
 
 def test_the_console_has_the_columns_of_the_table() -> None:
@@ -82,7 +94,11 @@ def test_the_report_draws_the_curves_of_the_table() -> None:
 
 
 def test_a_tracker_is_told_the_names_of_the_table() -> None:
-    keys = {key.rpartition("/")[2] for key in metrics_values(line_of_a_step()) if key.startswith(("train/", "env/"))}
+    keys = {
+        key.rpartition("/")[2]
+        for key in metrics_values(line_of_a_step())
+        if key.startswith(("train/", "env/"))
+    }
     assert keys - {"lineage"} <= set(QUANTITIES)
     assert keys > {"success_rate", "truncated_share", "ess"}
 
@@ -91,7 +107,9 @@ def test_the_numbers_of_a_loss_of_another_package_reach_the_report_and_trackers(
     line = line_of_a_step(replace(STATS, numbers={"penalty": 0.25, "unmeasured": math.nan}))
     assert line["numbers"] == {"penalty": 0.25, "unmeasured": None}
     assert metrics_values(line)["own/penalty"] == 0.25
-    assert [curve["series"][0]["y"] for curve in curves([line], []) if curve["title"] == "penalty"] == [[0.25]]
+    assert [
+        curve["series"][0]["y"] for curve in curves([line], []) if curve["title"] == "penalty"
+    ] == [[0.25]]
 
 
 def test_the_page_of_metrics_shows_the_table() -> None:
@@ -102,7 +120,13 @@ def test_the_page_of_metrics_shows_the_table() -> None:
 def test_no_retired_name_is_left() -> None:
     places = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     for package in ("common", "actors", "learner", "ops"):
-        places += [path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".yaml", ".json", ".js")]
+        places += [
+            path
+            for path in (ROOT / package).rglob("*")
+            if path.suffix in (".py", ".yaml", ".json", ".js")
+        ]
     for path in places:
         text = path.read_text(encoding="utf-8")
-        assert not [name for name in RETIRED if re.search(rf"(?<![a-z]){name}|horizonrl_{name}", text)], path
+        assert not [
+            name for name in RETIRED if re.search(rf"(?<![a-z]){name}|horizonrl_{name}", text)
+        ], path

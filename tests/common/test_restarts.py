@@ -21,7 +21,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def test_what_makes_progress_is_restarted_for_ever_after_the_first_pause(tmp_path: Path, waits: list[float]) -> None:
+def test_what_makes_progress_is_restarted_for_ever_after_the_first_pause(
+    tmp_path: Path, waits: list[float]
+) -> None:
     async def scenario() -> None:
         counted = Restarts("learner", tmp_path / "learner.log")
         for step in range(3 * MAX_RESTARTS):
@@ -42,7 +44,10 @@ def test_without_progress_the_pauses_double_and_the_sixth_end_fails_with_the_end
         for _ in range(MAX_RESTARTS):
             await counted.wait(9, (2, 5))
         assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
-        with pytest.raises(RunFailed, match=r"^the learner ended 6 times with code 9; the end of (.|\n)*why it died$"):
+        with pytest.raises(
+            RunFailed,
+            match=r"^the learner ended 6 times with code 9; the end of (.|\n)*why it died$",
+        ):
             await counted.wait(9, (2, 5))
 
     with capture_logs() as logs:

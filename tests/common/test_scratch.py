@@ -20,9 +20,14 @@ with scratch(Path(sys.argv[1])) as place:
 """
 
 
-def test_a_directory_is_removed_with_its_owner_and_that_of_a_killed_one_by_the_next(tmp_path: Path) -> None:
+def test_a_directory_is_removed_with_its_owner_and_that_of_a_killed_one_by_the_next(
+    tmp_path: Path,
+) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdout is not None
         frame = Path(owner.stdout.readline().strip()) / "frame"

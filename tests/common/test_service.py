@@ -20,7 +20,10 @@ from horizonrl.common.service import Service, run_role, until_stopped
 
 
 async def read(port: int, path: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}{path}") as response,
+    ):
         return response.status, await response.text()
 
 
@@ -138,7 +141,8 @@ def test_work_is_cancelled_when_asked_to_stop_and_its_error_is_not_swallowed() -
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(BrokerUnreachable("no server answers"), 1), (NothingToLearn("all is solved"), 2)]
+    ("error", "code"),
+    [(BrokerUnreachable("no server answers"), 1), (NothingToLearn("all is solved"), 2)],
 )
 def test_an_expected_error_is_one_message_and_a_code_that_says_whether_to_try_again(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int
@@ -158,7 +162,9 @@ def test_a_full_disk_is_one_message_that_says_where_and_what_to_do(
 ) -> None:
     async def role() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(asyncio.to_thread(Path("/dev/full").write_text, "a line of the journal"))
+            group.create_task(
+                asyncio.to_thread(Path("/dev/full").write_text, "a line of the journal")
+            )
 
     assert run_role(role, tmp_path) == 1
     message = capsys.readouterr().err
@@ -232,7 +238,9 @@ sys.exit(run_role(role))
 def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
     """A role in a process of its own, once its service is open."""
     command = [sys.executable, "-c", WATCHED, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "open\n"
@@ -254,7 +262,10 @@ def test_what_blocks_an_event_loop_for_a_while_is_named_with_its_line() -> None:
         written, errors = process.communicate(timeout=20)
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in (written + errors).splitlines() if "loop_blocked" in line]
-    assert [line["reason"].partition(" has ")[0] for line in lines] == ["shop task 'one'", "shop task 'two'"]
+    assert [line["reason"].partition(" has ")[0] for line in lines] == [
+        "shop task 'one'",
+        "shop task 'two'",
+    ]
     for line in lines:
         assert "in step: await what takes long" in line["reason"]
         assert "in step" in line["traceback"]
@@ -280,7 +291,9 @@ def test_a_paused_process_is_not_taken_for_a_stalled_one() -> None:
     assert process.returncode == 0, output
 
 
-@pytest.mark.parametrize("words", [("deaf",), ("obedient", "then", "hang")], ids=["the body", "what closes after it"])
+@pytest.mark.parametrize(
+    "words", [("deaf",), ("obedient", "then", "hang")], ids=["the body", "what closes after it"]
+)
 def test_a_role_that_does_not_end_when_it_should_is_ended(words: tuple[str, ...]) -> None:
     with started(*words) as process:
         process.send_signal(signal.SIGTERM)
@@ -333,13 +346,18 @@ def test_connections_that_never_finish_their_request_leave_a_role_its_descriptor
     command = [sys.executable, "-c", CROWDED]
     with (
         contextlib.ExitStack() as connections,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
     ):
         try:
             assert process.stdout is not None
             assert process.stdin is not None
             port = int(process.stdout.readline())
-            half_open = [connections.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(600)]
+            half_open = [
+                connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+                for _ in range(600)
+            ]
             for connection in half_open:
                 with contextlib.suppress(OSError):  # refused
                     connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")

@@ -27,12 +27,16 @@ def counts(draw: st.DrawFn, least: int = 0) -> tuple[int, int]:
         (0, 0, 0.0, 1.0),
     ],
 )
-def test_the_interval_is_the_published_one(successes: int, trials: int, low: float, high: float) -> None:
+def test_the_interval_is_the_published_one(
+    successes: int, trials: int, low: float, high: float
+) -> None:
     assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(counts(least=1))
-def test_the_interval_holds_the_proportions_that_a_score_test_accepts(count: tuple[int, int]) -> None:
+def test_the_interval_holds_the_proportions_that_a_score_test_accepts(
+    count: tuple[int, int],
+) -> None:
     successes, trials = count
     for bound in wilson(successes, trials):
         score = abs(successes / trials - bound)
@@ -40,7 +44,9 @@ def test_the_interval_holds_the_proportions_that_a_score_test_accepts(count: tup
 
 
 @given(counts())
-def test_the_interval_lies_within_0_and_1_around_the_share_and_mirrors_its_failures(count: tuple[int, int]) -> None:
+def test_the_interval_lies_within_0_and_1_around_the_share_and_mirrors_its_failures(
+    count: tuple[int, int],
+) -> None:
     successes, trials = count
     low, high = wilson(successes, trials)
     assert 0 <= low < high <= 1
@@ -49,7 +55,9 @@ def test_the_interval_lies_within_0_and_1_around_the_share_and_mirrors_its_failu
 
 
 @given(st.integers(1, 9), st.data())
-def test_pass_at_k_is_the_share_of_the_choices_of_k_that_hold_a_success(samples: int, data: st.DataObject) -> None:
+def test_pass_at_k_is_the_share_of_the_choices_of_k_that_hold_a_success(
+    samples: int, data: st.DataObject
+) -> None:
     successes, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
     choices = list(itertools.combinations([1] * successes + [0] * (samples - successes), k))
     assert pass_at_k(samples, successes, k) == pytest.approx(sum(map(any, choices)) / len(choices))
@@ -61,7 +69,9 @@ def test_pass_at_1_is_the_success_rate(count: tuple[int, int]) -> None:
     assert pass_at_k(trials, successes, 1) == pytest.approx(successes / trials)
 
 
-@pytest.mark.parametrize("wrong", [lambda: wilson(3, 2), lambda: wilson(-1, 2), lambda: pass_at_k(2, 1, 3)])
+@pytest.mark.parametrize(
+    "wrong", [lambda: wilson(3, 2), lambda: wilson(-1, 2), lambda: pass_at_k(2, 1, 3)]
+)
 def test_counts_that_cannot_be_are_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="between"):
         wrong()  # type: ignore[operator]
@@ -87,7 +97,9 @@ def test_the_interval_of_a_difference_is_the_published_one(
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
-def test_the_interval_of_pairs_is_walds_with_a_pair_more_for_either_side(better: int, worse: int, same: int) -> None:
+def test_the_interval_of_pairs_is_walds_with_a_pair_more_for_either_side(
+    better: int, worse: int, same: int
+) -> None:
     """In terms of the counts of matched pairs that differ, with the variance of a multinomial."""
     n, b, c = better + worse + same + 2, better + 1, worse + 1
     middle, half = (b - c) / n, Z_95 * math.sqrt(b + c - (b - c) ** 2 / n) / n

@@ -35,11 +35,21 @@ def ticket(group_size: int = 2, horizon_turns: int = 3) -> Ticket:
 
 
 def episode(index: int, *turns: Turn, stop: StopReason = StopReason.HORIZON) -> Episode:
-    return Episode(index=index, prompt_ids=(1, 2), turns=turns, stop=stop, error="gone" if stop.broken else None)
+    return Episode(
+        index=index,
+        prompt_ids=(1, 2),
+        turns=turns,
+        stop=stop,
+        error="gone" if stop.broken else None,
+    )
 
 
 def group(*episodes: Episode, horizon_turns: int = 3) -> Group:
-    return Group(ticket=ticket(len(episodes), horizon_turns), episodes=episodes, provenance=Provenance(actor="a"))
+    return Group(
+        ticket=ticket(len(episodes), horizon_turns),
+        episodes=episodes,
+        provenance=Provenance(actor="a"),
+    )
 
 
 def test_every_stop_reason_is_exactly_one_of_terminated_truncated_and_broken() -> None:
@@ -54,15 +64,27 @@ def test_a_horizon_cut_is_truncated_and_never_terminated() -> None:
 
 def test_each_generated_token_has_a_logprob_and_a_version() -> None:
     with pytest.raises(ValidationError, match="1 logprobs for 2"):
-        Turn(output_ids=(1, 2), logprobs=(-1.0,), spans=(VersionSpan(version=0, lineage=0, tokens=2),))
+        Turn(
+            output_ids=(1, 2),
+            logprobs=(-1.0,),
+            spans=(VersionSpan(version=0, lineage=0, tokens=2),),
+        )
     with pytest.raises(ValidationError, match="cover 1 of 2"):
-        Turn(output_ids=(1, 2), logprobs=(-1.0, -1.0), spans=(VersionSpan(version=0, lineage=0, tokens=1),))
+        Turn(
+            output_ids=(1, 2),
+            logprobs=(-1.0, -1.0),
+            spans=(VersionSpan(version=0, lineage=0, tokens=1),),
+        )
 
 
 @pytest.mark.parametrize("logprob", [0.1, float("nan"), float("-inf")])
 def test_a_logprob_is_finite_and_not_above_zero(logprob: float) -> None:
     with pytest.raises(ValidationError):
-        Turn(output_ids=(1,), logprobs=(logprob,), spans=(VersionSpan(version=0, lineage=0, tokens=1),))
+        Turn(
+            output_ids=(1,),
+            logprobs=(logprob,),
+            spans=(VersionSpan(version=0, lineage=0, tokens=1),),
+        )
 
 
 def test_a_broken_episode_says_what_broke() -> None:
@@ -94,7 +116,9 @@ def test_the_ticket_id_is_made_of_kind_and_number_alone() -> None:
 
 
 def in_branch(branch: int, *, answered: bool = False, trained: bool = True) -> Turn:
-    return turn().model_copy(update={"branch": branch, "observation_ids": (7,) if answered else (), "trained": trained})
+    return turn().model_copy(
+        update={"branch": branch, "observation_ids": (7,) if answered else (), "trained": trained}
+    )
 
 
 def branched(*turns: Turn, branches: int, stop: StopReason = StopReason.HORIZON) -> Episode:
@@ -128,7 +152,9 @@ def test_each_branch_has_a_turn_and_each_turn_a_branch() -> None:
         Branch(prompt_ids=())
     with pytest.raises(ValidationError):
         branched(*(in_branch(branch) for branch in range(256)), branches=256)
-    assert len(branched(*(in_branch(branch) for branch in range(256)), branches=255).branches) == 255
+    assert (
+        len(branched(*(in_branch(branch) for branch in range(256)), branches=255).branches) == 255
+    )
 
 
 def test_nobody_has_read_what_answers_the_last_turn_of_a_branch() -> None:

@@ -71,7 +71,10 @@ def test_the_same_batches_make_the_same_versions(start: Start, tmp_path: Path) -
 
 def test_batches_in_another_order_make_other_weights(start: Start, tmp_path: Path) -> None:
     batches = [make_batch(0), make_batch(1)]
-    assert digests(start(), batches, tmp_path / "w")[-1] != digests(start(), batches[::-1], tmp_path / "w")[-1]
+    assert (
+        digests(start(), batches, tmp_path / "w")[-1]
+        != digests(start(), batches[::-1], tmp_path / "w")[-1]
+    )
 
 
 def test_a_step_says_what_it_trained(start: Start) -> None:
@@ -80,7 +83,9 @@ def test_a_step_says_what_it_trained(start: Start) -> None:
     assert math.isfinite(stats.loss) and math.isfinite(stats.grad_norm) and stats.compute_s > 0
 
 
-def test_a_batch_without_trained_tokens_is_refused_and_changes_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_batch_without_trained_tokens_is_refused_and_changes_nothing(
+    start: Start, tmp_path: Path
+) -> None:
     engine = start()
     before = engine.write_weights(tmp_path / "weights")
     with pytest.raises(ValueError, match="without trained tokens"):
@@ -122,8 +127,13 @@ def test_the_file_has_the_names_shapes_and_precision_of_the_model(
     engine = start()
     engine.train_step(make_batch(), 1e-3)
     engine.write_weights(tmp_path / "weights")
-    written, original = load_file(tmp_path / "weights"), load_file(tiny_models[0] / "model.safetensors")
-    assert {name: tensor.shape for name, tensor in written.items()} == {n: t.shape for n, t in original.items()}
+    written, original = (
+        load_file(tmp_path / "weights"),
+        load_file(tiny_models[0] / "model.safetensors"),
+    )
+    assert {name: tensor.shape for name, tensor in written.items()} == {
+        n: t.shape for n, t in original.items()
+    }
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
@@ -137,7 +147,9 @@ def test_a_resumed_engine_goes_on_exactly(start: Start, tmp_path: Path, steps: i
     assert resumed.load(tmp_path / "checkpoint") == {"cursor": 7}
     assert resumed.write_weights(tmp_path / "weights") == saved
     rest = [make_batch(seed) for seed in (3, 4)]
-    assert digests(resumed, rest, tmp_path / "weights") == digests(engine, rest, tmp_path / "weights")
+    assert digests(resumed, rest, tmp_path / "weights") == digests(
+        engine, rest, tmp_path / "weights"
+    )
 
 
 def test_a_directory_without_a_checkpoint_is_refused(start: Start, tmp_path: Path) -> None:
@@ -145,7 +157,9 @@ def test_a_directory_without_a_checkpoint_is_refused(start: Start, tmp_path: Pat
         start().load(tmp_path)
 
 
-def test_the_gap_at_an_earlier_version_is_measured_without_touching_the_weights(start: Start, tmp_path: Path) -> None:
+def test_the_gap_at_an_earlier_version_is_measured_without_touching_the_weights(
+    start: Start, tmp_path: Path
+) -> None:
     engine, trace = start(), make_batch(version=1).traces[0]
     engine.write_weights(tmp_path / "v1")
     before = digests(engine, [make_batch(0)], tmp_path / "weights")[0]

@@ -78,19 +78,37 @@ def test_an_environment_keeps_its_contract(env_id: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "env_id", ["deepsearch", "household", "maze", "movie", "shop", "sql", "textcraft", "todo", "weather", "wordle"]
+    "env_id",
+    [
+        "deepsearch",
+        "household",
+        "maze",
+        "movie",
+        "shop",
+        "sql",
+        "textcraft",
+        "todo",
+        "weather",
+        "wordle",
+    ],
 )
 def test_an_environment_that_offers_tools_keeps_it_too(env_id: str) -> None:
     task_ids = [task.task_id for task in registry.tasks(env_id)[:200:50]]
     report = asyncio.run(check(env_id, {"format": "native"}, task_ids))
     assert [found for found in report.checks if not found.passed] == []
-    described = next(found.detail for found in report.checks if found.name == "its tools are described")
+    described = next(
+        found.detail for found in report.checks if found.name == "its tools are described"
+    )
     assert "skipped" not in described
 
 
 def test_every_environment_of_the_package_is_registered() -> None:
     declared = re.compile(r'^    env_id\b.* = "([\w-]+)"', re.MULTILINE)
-    named = {name for file in ENVS.rglob("*.py") for name in declared.findall(file.read_text(encoding="utf-8"))}
+    named = {
+        name
+        for file in ENVS.rglob("*.py")
+        for name in declared.findall(file.read_text(encoding="utf-8"))
+    }
     assert len(named) >= 18
     assert named <= set(registry.names()), "a class without an entry point is never checked"
 

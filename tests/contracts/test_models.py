@@ -64,7 +64,10 @@ FAMILIES = [
     Family("qwen3", HEADS),
     Family("qwen3_moe", HEADS | EXPERTS),
     Family("qwen3_5_text", HEADS | DELTA_NET, packs=False),
-    Family("gemma3_text", HEADS | {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    Family(
+        "gemma3_text",
+        HEADS | {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     Family("mistral", HEADS | {"sliding_window": WINDOW}),
     Family("lfm2", {"layer_types": ["conv", "full_attention"]}, packs=False),
     Family("falcon_h1", HEADS | MAMBA | {"lm_head_multiplier": 0.5}, packs=False),
@@ -116,9 +119,16 @@ def learned(lm: Any, batch: Batch, flat: bool) -> tuple[np.ndarray[Any, Any], np
     lm.zero_grad()
     scorer, rows = TokenScorer(lm), {}
     for micro_batch in pack(batch.traces, 1, 1000, flat=flat)[0]:
-        asked = (micro_batch.ids_T, micro_batch.positions_T, micro_batch.segments_S4, micro_batch.trained_N)
+        asked = (
+            micro_batch.ids_T,
+            micro_batch.positions_T,
+            micro_batch.segments_S4,
+            micro_batch.trained_N,
+        )
         logprobs_N = scorer(*map(torch.from_numpy, asked)).logprobs_N
-        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in micro_batch.indices_B])
+        pulls_B = torch.tensor(
+            [float(batch.traces[place].rewards_L.sum()) for place in micro_batch.indices_B]
+        )
         (logprobs_N * pulls_B[torch.from_numpy(micro_batch.episodes_N)]).sum().backward()
         for row, place in enumerate(micro_batch.indices_B):
             rows[place] = logprobs_N.detach().numpy()[micro_batch.episodes_N == row]
@@ -132,14 +142,20 @@ def test_tokens_are_scored_as_the_family_itself_does(lm: Any, batch: Batch) -> N
         ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
         with torch.no_grad():
             scores_LV = lm(input_ids=ids_L[None], use_cache=False).logits[0].log_softmax(-1)
-        alone += [scores_LV[index - 1, ids_L[index]].item() for index in np.flatnonzero(trace.mask_L)]
+        alone += [
+            scores_LV[index - 1, ids_L[index]].item() for index in np.flatnonzero(trace.mask_L)
+        ]
     assert_allclose(learned(lm, batch, flat=False)[0], alone, atol=2e-5)
 
 
-def test_a_shared_prompt_changes_neither_scores_nor_gradient(family: Family, lm: Any, batch: Batch) -> None:
+def test_a_shared_prompt_changes_neither_scores_nor_gradient(
+    family: Family, lm: Any, batch: Batch
+) -> None:
     assert TokenScorer(lm).packs is family.packs
     if family.packs:
-        for shared, plain in zip(learned(lm, batch, flat=True), learned(lm, batch, flat=False), strict=True):
+        for shared, plain in zip(
+            learned(lm, batch, flat=True), learned(lm, batch, flat=False), strict=True
+        ):
             assert_allclose(shared, plain, atol=2e-4, rtol=1e-3)
 
 
@@ -147,7 +163,9 @@ def test_a_model_with_few_token_ids_packs_as_well() -> None:
     assert TokenScorer(make_model(Family("llama", {"vocab_size": 64}))).packs
 
 
-def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing_else(family: Family, batch: Batch) -> None:
+def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing_else(
+    family: Family, batch: Batch
+) -> None:
     lm, calls = make_model(family), 0
 
     def count(*_: Any) -> None:

@@ -26,7 +26,9 @@ def scripted_policy(tmp_path: Path) -> Iterator[Played]:
     weights = tmp_path / "weights.safetensors"
     weights.touch()
     with asyncio.Runner() as runner:
-        yield Played(runner, ScriptedPolicy(max_context_tokens=256, token_s=0.002), weights, weights)
+        yield Played(
+            runner, ScriptedPolicy(max_context_tokens=256, token_s=0.002), weights, weights
+        )
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ def trainable(request: pytest.FixtureRequest) -> Played:
 async def ask(
     played: Played, *, max_tokens: int = 16, stop_ids: Sequence[int] = (), seed: int | None = 7
 ) -> Generation:
-    return await played.policy.generate(PROMPT, max_tokens=max_tokens, temperature=1.0, stop_ids=stop_ids, seed=seed)
+    return await played.policy.generate(
+        PROMPT, max_tokens=max_tokens, temperature=1.0, stop_ids=stop_ids, seed=seed
+    )
 
 
 def later(played: Played) -> PolicyVersion:
@@ -102,10 +106,14 @@ def test_a_generation_ends_with_the_first_stop_token(played: Played) -> None:
 def test_a_prompt_that_fills_the_context_is_a_failed_request(played: Played) -> None:
     full = [11] * (played.policy.max_context_tokens + 1)
     with pytest.raises(PolicyFailure, match=r"\d"):
-        played.run(played.policy.generate(full, max_tokens=1, temperature=1.0, stop_ids=(), seed=None))
+        played.run(
+            played.policy.generate(full, max_tokens=1, temperature=1.0, stop_ids=(), seed=None)
+        )
 
 
-def test_weights_applied_between_two_tokens_split_the_generation_by_version(trainable: Played) -> None:
+def test_weights_applied_between_two_tokens_split_the_generation_by_version(
+    trainable: Played,
+) -> None:
     async def update() -> Generation:
         running = asyncio.create_task(ask(trainable, max_tokens=200))
         await asyncio.sleep(0.1)
@@ -115,7 +123,9 @@ def test_weights_applied_between_two_tokens_split_the_generation_by_version(trai
     old, new = trainable.policy.version, later(trainable)
     generation = trainable.run(update())
     spans = generation.spans
-    assert [(span.lineage, span.version) for span in spans] == [(v.lineage, v.version) for v in (old, new)]
+    assert [(span.lineage, span.version) for span in spans] == [
+        (v.lineage, v.version) for v in (old, new)
+    ]
     assert sum(span.tokens for span in spans) == len(generation.ids) == 200
     assert trainable.policy.version == new
     trainable.run(trainable.policy.apply(trainable.first, later(trainable)))
@@ -145,10 +155,14 @@ def test_a_file_that_is_not_there_is_rejected_and_the_old_weights_stay(played: P
     assert played.run(ask(played)).spans[0].version == old.version
 
 
-def test_a_policy_whose_weights_are_its_own_rejects_others_and_stays_at_work(endpoint_policy: Played) -> None:
+def test_a_policy_whose_weights_are_its_own_rejects_others_and_stays_at_work(
+    endpoint_policy: Played,
+) -> None:
     assert not endpoint_policy.policy.takes_weights
     with pytest.raises(WeightsRejected, match="takes no weights"):
-        endpoint_policy.run(endpoint_policy.policy.apply(endpoint_policy.second, later(endpoint_policy)))
+        endpoint_policy.run(
+            endpoint_policy.policy.apply(endpoint_policy.second, later(endpoint_policy))
+        )
     assert endpoint_policy.policy.version == PolicyVersion()
     assert len(endpoint_policy.run(ask(endpoint_policy)).ids) == 16
 
@@ -167,9 +181,13 @@ def test_a_cancelled_request_leaves_the_policy_at_work(played: Played) -> None:
 
 def test_a_script_reads_and_writes_text() -> None:
     tokenizer = make_tokenizer()
-    policy = ScriptedPolicy(text_script(tokenizer.decode, tokenizer.encode, lambda text: f"you said {text}"))
+    policy = ScriptedPolicy(
+        text_script(tokenizer.decode, tokenizer.encode, lambda text: f"you said {text}")
+    )
     answer = asyncio.run(
-        policy.generate(tokenizer.encode("look"), max_tokens=64, temperature=1.0, stop_ids=(), seed=None)
+        policy.generate(
+            tokenizer.encode("look"), max_tokens=64, temperature=1.0, stop_ids=(), seed=None
+        )
     )
     assert tokenizer.decode(answer.ids) == "you said look"
 

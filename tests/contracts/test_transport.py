@@ -12,7 +12,9 @@ from tests.brokers import Broker, fill
 
 
 @pytest.mark.parametrize("role", [Role.CONTROLLER, Role.LEARNER, Role.ACTOR])
-def test_who_asks_for_an_existing_run_makes_none_and_waits_for_none(broker: Broker, role: Role) -> None:
+def test_who_asks_for_an_existing_run_makes_none_and_waits_for_none(
+    broker: Broker, role: Role
+) -> None:
     async def scenario() -> None:
         settings = BrokerSection(url=broker.url)
         with pytest.raises(RunUnknown, match=f"no streams of run {broker.run}"):
@@ -25,7 +27,9 @@ def test_who_asks_for_an_existing_run_makes_none_and_waits_for_none(broker: Brok
     asyncio.run(scenario())
 
 
-async def read_all(transport: Transport, after: int, count: int, subject: str | None = None) -> list[Message]:
+async def read_all(
+    transport: Transport, after: int, count: int, subject: str | None = None
+) -> list[Message]:
     reader = await transport.reader(Stream.GROUPS, after, subject)
     messages: list[Message] = []
     while len(messages) < count and (batch := await reader.fetch(4, 5.0)):
@@ -61,7 +65,9 @@ def test_messages_without_an_id_are_all_stored(broker: Broker) -> None:
 def test_a_reader_sees_subject_data_id_headers_and_sequence_in_order(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
-            await transport.publish("groups.train", b"\x00\xff", message_id="a", headers={"Horizon-Offset": "7"})
+            await transport.publish(
+                "groups.train", b"\x00\xff", message_id="a", headers={"Horizon-Offset": "7"}
+            )
             await transport.publish("groups.void", b"", message_id="b")
             first, second = await read_all(transport, 0, 2)
             assert (first.subject, first.data, first.sequence) == ("groups.train", b"\x00\xff", 1)
@@ -103,7 +109,9 @@ def test_a_subject_narrows_a_reader_and_readers_do_not_disturb_one_another(broke
     async def scenario() -> None:
         async with broker.open() as transport:
             for index in range(6):
-                await transport.publish("groups.part" if index % 2 else "groups.train", b"%d" % index)
+                await transport.publish(
+                    "groups.part" if index % 2 else "groups.train", b"%d" % index
+                )
             parts, whole = await asyncio.gather(
                 read_all(transport, 0, 3, "groups.part"), read_all(transport, 0, 6, "groups.>")
             )
@@ -196,7 +204,9 @@ def test_a_full_log_makes_the_publisher_wait_until_a_purge_makes_room(broker: Br
         async with broker.open(max_log_bytes=4_000) as transport:
             await transport.publish("groups.train", bytes(3_000), message_id="a")
             async with asyncio.TaskGroup() as group:
-                blocked = group.create_task(transport.publish("groups.train", bytes(3_000), message_id="b"))
+                blocked = group.create_task(
+                    transport.publish("groups.train", bytes(3_000), message_id="b")
+                )
                 await asyncio.sleep(0.3)
                 assert not blocked.done()
                 assert transport.counters.full_waits >= 1
@@ -230,7 +240,9 @@ def test_only_the_group_log_has_a_limit(broker: Broker) -> None:
     asyncio.run(scenario())
 
 
-def test_a_cancelled_publisher_and_a_cancelled_lease_leave_the_transport_usable(broker: Broker) -> None:
+def test_a_cancelled_publisher_and_a_cancelled_lease_leave_the_transport_usable(
+    broker: Broker,
+) -> None:
     async def scenario() -> None:
         async with broker.open(max_log_bytes=1_000) as transport:
             await transport.publish("groups.train", bytes(600))

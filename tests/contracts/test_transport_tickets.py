@@ -66,7 +66,9 @@ def test_concurrent_leases_of_one_actor_get_different_tickets(broker: Broker) ->
                 leases = [group.create_task(transport.lease(5.0)) for _ in range(4)]
                 await asyncio.sleep(0.05)
                 await fill(transport, 4, "tickets.train")
-            got = sorted(delivery.message.data for task in leases if (delivery := task.result()) is not None)
+            got = sorted(
+                delivery.message.data for task in leases if (delivery := task.result()) is not None
+            )
             assert got == [b"0", b"1", b"2", b"3"]
             queue = await transport.queue()
             assert (queue.waiting, queue.leased) == (0, 4)

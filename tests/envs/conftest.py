@@ -21,7 +21,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         metadata = tmp_path / f"{module}-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(f"[horizonrl.envs]\n{env_id} = {module}:{name}\n")
+        (metadata / "entry_points.txt").write_text(
+            f"[horizonrl.envs]\n{env_id} = {module}:{name}\n"
+        )
         registry._entry_points.cache_clear()
 
     yield put

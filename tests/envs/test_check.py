@@ -50,7 +50,12 @@ def test_each_check_finds_what_breaks_it(name: str, install: Install) -> None:
     [
         ("Chokes", "no text raises", "Chokes.step", "step("),
         ("PaysTwice", "an episode ends once", "PaysTwice.step", "step('look')"),
-        ("AcceptsAnyTask", "an unknown task is a ConfigError", "AcceptsAnyTask.reset", "reset('no such task ☃')"),
+        (
+            "AcceptsAnyTask",
+            "an unknown task is a ConfigError",
+            "AcceptsAnyTask.reset",
+            "reset('no such task ☃')",
+        ),
         ("TalksAtLength", "observations are bounded", "TalksAtLength.step", "after step("),
         (
             "AnswersNumpys",
@@ -73,7 +78,9 @@ def test_a_failed_check_names_the_line_and_the_text(
     source = Path(place[1]).read_text()
     assert source == WORLDS
     own = source.splitlines()[: int(place[2])]
-    assert next(line for line in reversed(own) if line.startswith("class")).startswith(f"class {name}(")
+    assert next(line for line in reversed(own) if line.startswith("class")).startswith(
+        f"class {name}("
+    )
     assert call in f"{found.detail} after {found.last_call}"
 
 
@@ -91,7 +98,10 @@ def test_an_id_that_is_not_the_entry_points_is_named_with_its_class(install: Ins
 @pytest.mark.parametrize(("name", "reward"), [("PaysNaN", "nan"), ("PaysInfinity", "inf")])
 def test_a_reward_that_is_not_finite_is_called_so(name: str, reward: str, install: Install) -> None:
     found = failed(name, install)
-    assert {*found} >= {"the expert solves the tasks", "a task is the same episode in every instance"}
+    assert {*found} >= {
+        "the expert solves the tasks",
+        "a task is the same episode in every instance",
+    }
     assert {each.detail for each in found.values()} == {
         f"{name}.step gave the reward {reward}; by contract it is a finite number"
     }
@@ -118,10 +128,16 @@ def test_an_environment_that_exits_fails_checks_and_ends_none(install: Install) 
             "StepsWithoutAsync.step is no `async def`: it returned a horizonrl.envs.api.Step, which cannot be awaited",
             "step",
         ),
-        ("BeginsWithAText", "BeginsWithAText.reset returned a str; by contract it is an Observation(text)", "reset"),
+        (
+            "BeginsWithAText",
+            "BeginsWithAText.reset returned a str; by contract it is an Observation(text)",
+            "reset",
+        ),
     ],
 )
-def test_a_beginners_mistake_is_named_once_with_its_line(name: str, said: str, method: str, install: Install) -> None:
+def test_a_beginners_mistake_is_named_once_with_its_line(
+    name: str, said: str, method: str, install: Install
+) -> None:
     found = failed(name, install)
     assert {each.detail for each in found.values()} == {said}
     assert all(each.source.endswith(f", {name}.{method}") for each in found.values())
@@ -145,7 +161,9 @@ def test_an_environment_that_hangs_is_waited_for_once_and_its_line_named(
     assert hung.detail == "took longer than 0 s" and hung.source.endswith(", step")
 
 
-def test_an_environment_that_blocks_ends_the_check_with_its_line(install: Install, tmp_path: Path) -> None:
+def test_an_environment_that_blocks_ends_the_check_with_its_line(
+    install: Install, tmp_path: Path
+) -> None:
     install("blocks", WORLDS, "Blocks")
     source = (
         "import asyncio\n"
@@ -184,16 +202,23 @@ def test_an_expert_is_optional(install: Install) -> None:
         ("UnguidedChokes", "no text raises"),
     ],
 )
-def test_what_breaks_an_environment_without_an_expert_is_found(install: Install, name: str, check_name: str) -> None:
+def test_what_breaks_an_environment_without_an_expert_is_found(
+    install: Install, name: str, check_name: str
+) -> None:
     install("flawed", WORLDS, name)
-    assert check_name in {found.name for found in asyncio.run(check("flawed")).checks if not found.passed}
+    assert check_name in {
+        found.name for found in asyncio.run(check("flawed")).checks if not found.passed
+    }
 
 
-def test_a_run_that_wants_demonstrations_of_an_environment_without_an_expert_is_refused(install: Install) -> None:
+def test_a_run_that_wants_demonstrations_of_an_environment_without_an_expert_is_refused(
+    install: Install,
+) -> None:
     install("unguided", WORLDS, "Unguided")
     envs = RunConfig.load([], ["--envs", '[{"id": "unguided"}]']).envs
     with pytest.raises(
-        ConfigError, match=r"unguided has no expert .* set imitation\.steps and rl\.demos_per_step to 0"
+        ConfigError,
+        match=r"unguided has no expert .* set imitation\.steps and rl\.demos_per_step to 0",
     ):
         sources_of(envs, demonstrations=True)
     assert sources_of(envs, demonstrations=False)
@@ -216,7 +241,9 @@ def test_an_environment_that_offers_tools_passes(install: Install) -> None:
 
 
 def test_tasks_are_tried_from_all_over_the_list() -> None:
-    solved = asyncio.run(check("textcraft")).checks[list(TRIALS).index("the expert solves the tasks")]
+    solved = asyncio.run(check("textcraft")).checks[
+        list(TRIALS).index("the expert solves the tasks")
+    ]
     assert solved.detail.startswith(f"{TASKS_TRIED} tasks in ")
 
 

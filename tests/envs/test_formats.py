@@ -20,7 +20,9 @@ COMMANDS = (
     Command("look", "look around", "see the room"),
     Command("put", "put {thing} in {place}", "lay something down"),
 )
-LINES = st.text(st.characters(categories=("L", "N", "P", "Zs")), min_size=1).map(str.strip).filter(bool)
+LINES = (
+    st.text(st.characters(categories=("L", "N", "P", "Zs")), min_size=1).map(str.strip).filter(bool)
+)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,11 @@ def test_plain_takes_the_first_line_that_is_not_empty() -> None:
 
 CALLS = [
     ("function", '{"thought": "hm", "function_name": "look", "arguments": {}}', "look around"),
-    ("function", 'So: {"function_name": "put", "arguments": {"thing": "a  cup", "place": 3}} Done.', "put a cup in 3"),
+    (
+        "function",
+        'So: {"function_name": "put", "arguments": {"thing": "a  cup", "place": 3}} Done.',
+        "put a cup in 3",
+    ),
     ("code", "```python\n# it is late\nlook()\n```", "look around"),
     ("code", "So:\n```\nput('a cup', place='box')\n```", "put a cup in box"),
     ("code", '```py\nput(place=-2, thing="""a\ncup""")\n```', "put a cup in -2"),
@@ -73,9 +79,21 @@ NO_CALLS = [
     ("function", "look around", "There is no JSON object"),
     ("function", '{"function_name": "look", "arguments": []}', 'The object needs "function_name"'),
     ("function", "{" * 5000 + "}" * 5000, "There is no JSON object"),
-    ("function", '{"function_name": "leave"}', "There is no function 'leave'. There are: look, put."),
-    ("function", '{"function_name": "put", "arguments": {"thing": "a"}}', "The arguments of put are: thing, place."),
-    ("function", '{"function_name": "put", "arguments": {"thing": [1], "place": 2}}', "The arguments of put are texts"),
+    (
+        "function",
+        '{"function_name": "leave"}',
+        "There is no function 'leave'. There are: look, put.",
+    ),
+    (
+        "function",
+        '{"function_name": "put", "arguments": {"thing": "a"}}',
+        "The arguments of put are: thing, place.",
+    ),
+    (
+        "function",
+        '{"function_name": "put", "arguments": {"thing": [1], "place": 2}}',
+        "The arguments of put are texts",
+    ),
     ("code", "look()", "There are 0 Python blocks"),
     ("code", "```\nlook()\n```\n```\nlook()\n```", "There are 2 Python blocks"),
     ("code", "```\nlook(\n```", "The block is not Python"),
@@ -90,12 +108,16 @@ NO_CALLS = [
 
 
 @pytest.mark.parametrize(("action_format", "text", "action"), CALLS)
-def test_a_call_is_read_as_the_words_of_its_command(action_format: ActionFormat, text: str, action: str) -> None:
+def test_a_call_is_read_as_the_words_of_its_command(
+    action_format: ActionFormat, text: str, action: str
+) -> None:
     assert read_action(text, action_format, COMMANDS) == action
 
 
 @pytest.mark.parametrize(("action_format", "text", "reason"), NO_CALLS)
-def test_what_is_not_one_call_of_a_known_function_says_so(action_format: ActionFormat, text: str, reason: str) -> None:
+def test_what_is_not_one_call_of_a_known_function_says_so(
+    action_format: ActionFormat, text: str, reason: str
+) -> None:
     answer = read_action(text, action_format, COMMANDS)
     assert isinstance(answer, Unreadable)
     assert answer.reason.startswith(reason)
@@ -104,7 +126,9 @@ def test_what_is_not_one_call_of_a_known_function_says_so(action_format: ActionF
 def test_every_format_is_explained_and_calls_name_their_functions() -> None:
     for action_format in FORMATS:
         explained = explain(action_format, COMMANDS)
-        assert ("put(thing, place): lay something down" in explained) == (action_format in ("function", "code"))
+        assert ("put(thing, place): lay something down" in explained) == (
+            action_format in ("function", "code")
+        )
 
 
 def test_an_action_of_no_command_cannot_be_written_as_a_call() -> None:
@@ -125,25 +149,38 @@ def test_any_text_is_one_action_or_unreadable(text: str, action_format: ActionFo
 
 
 @given(LINES, LINES, st.sampled_from(["react", "plain"]))
-def test_what_is_written_is_read_back(action: str, thought: str, action_format: ActionFormat) -> None:
+def test_what_is_written_is_read_back(
+    action: str, thought: str, action_format: ActionFormat
+) -> None:
     labels = ("action", "thought")
     if not any(label in part.lower() for label in labels for part in (action, thought)):
         assert read_action(write_action(action, thought, action_format), action_format) == action
 
 
 @given(LINES, LINES, LINES, st.sampled_from(["function", "code"]))
-def test_a_call_that_is_written_is_read_back(thing: str, place: str, thought: str, action_format: ActionFormat) -> None:
+def test_a_call_that_is_written_is_read_back(
+    thing: str, place: str, thought: str, action_format: ActionFormat
+) -> None:
     action = " ".join(f"put {thing} in {place}".split())
     if "```" not in action + thought:
-        assert read_action(write_action(action, thought, action_format, COMMANDS), action_format, COMMANDS) == action
+        assert (
+            read_action(
+                write_action(action, thought, action_format, COMMANDS), action_format, COMMANDS
+            )
+            == action
+        )
 
 
 def test_a_call_of_a_tool_fills_the_words_of_a_command() -> None:
     call = ToolCall("put", '{"thing": "a  cup", "place": 3}')
     assert read_call(call, COMMANDS) == "put a cup in 3"
     reply = write_reply("put a cup in 3", "It belongs there.", "native", COMMANDS)
-    assert reply == Reply("It belongs there.", (ToolCall("put", '{"thing": "a cup", "place": "3"}'),))
-    assert write_reply("look around", "Hm.", "react", COMMANDS) == Reply("Thought: Hm.\nAction: look around")
+    assert reply == Reply(
+        "It belongs there.", (ToolCall("put", '{"thing": "a cup", "place": "3"}'),)
+    )
+    assert write_reply("look around", "Hm.", "react", COMMANDS) == Reply(
+        "Thought: Hm.\nAction: look around"
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,16 @@ def test_lists_and_episodes_are_those_that_were_frozen_whatever_the_hash_seed() 
 @pytest.mark.parametrize("env_id", FROZEN)
 def test_an_action_of_great_length_is_refused_and_an_observation_bounded(env_id: str) -> None:
     async def play() -> None:
-        environment = registry.make(env_id, {"format": "plain", "style": "compact", "max_observation_chars": 600})
+        environment = registry.make(
+            env_id, {"format": "plain", "style": "compact", "max_observation_chars": 600}
+        )
         task = registry.tasks(env_id)[0]
         assert len((await environment.reset(task.task_id)).text) <= 600
         step = await environment.step("x" * 100_000)
-        assert step.observation == f"An action has {MAX_ACTION_CHARS} characters at most; this one has 100000."
+        assert (
+            step.observation
+            == f"An action has {MAX_ACTION_CHARS} characters at most; this one has 100000."
+        )
         assert (step.reward, step.terminated) == (0, False)
 
     asyncio.run(play())
@@ -78,4 +83,6 @@ def test_the_test_split_is_drawn_by_the_ids_alone() -> None:
     ids = [f"task-{number}" for number in range(50)]
     forth, back = (split_tasks(dict.fromkeys(names, "all"), 10) for names in (ids, ids[::-1]))
     assert sum(task.split == "test" for task in forth) == 10
-    assert sorted(forth, key=lambda task: task.task_id) == sorted(back, key=lambda task: task.task_id)
+    assert sorted(forth, key=lambda task: task.task_id) == sorted(
+        back, key=lambda task: task.task_id
+    )

@@ -22,10 +22,16 @@ from tests.envs.hubs.guess import GUESS
 
 SLOW_S = 2.0
 """A linear parser takes some milliseconds; a quadratic one takes minutes for a megabyte."""
-COMMANDS = (Command("craft", "craft {item} using {ingredients}", "one"), Command("wait", "wait", "other"))
+COMMANDS = (
+    Command("craft", "craft {item} using {ingredients}", "one"),
+    Command("wait", "wait", "other"),
+)
 ELSEWHERE = ("served", "openenv", "mcp", "transcripts", "miniwob", "program")
 """Played by a server or a program, from a file, or in a browser (an action costs it 70 ms: `envs check` tries it)."""
-OPTIONS: dict[str, dict[str, Any]] = {"delayed": {"env": "parity", "seconds": 0.0}, "gymnasium": {"id": GUESS}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "delayed": {"env": "parity", "seconds": 0.0},
+    "gymnasium": {"id": GUESS},
+}
 
 
 def subjects() -> Iterator[tuple[str, str | None]]:
@@ -47,14 +53,20 @@ async def answer(environment: Environment, task_id: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("env_id", "action_format"), list(subjects()))
-def test_no_reply_breaks_an_episode_or_holds_its_event_loop(env_id: str, action_format: str | None) -> None:
+def test_no_reply_breaks_an_episode_or_holds_its_event_loop(
+    env_id: str, action_format: str | None
+) -> None:
     async def play() -> None:
         options = dict(OPTIONS.get(env_id, {}))
         options |= {} if action_format is None else {"format": action_format}
         environment = registry.make(env_id, options)
         task_id = registry.tasks(env_id, options)[0].task_id
         first = await environment.reset(task_id)
-        sensible = make_expert(environment).act(first.text) if registry.has_expert(env_id, options) else first.text
+        sensible = (
+            make_expert(environment).act(first.text)
+            if registry.has_expert(env_id, options)
+            else first.text
+        )
         for text in odd_texts(sensible):
             await answer(environment, task_id, text)
         for text in hostile_texts(MAX_REPLY_CHARS):

@@ -31,10 +31,16 @@ print("went on", flush=True)
 """
 
 
-@pytest.mark.parametrize(("sleep_s", "code"), [(0.35, 0), (60, os.EX_SOFTWARE)], ids=["slow", "stuck"])
-def test_a_call_that_never_returns_ends_the_process_and_a_slow_one_does_not(sleep_s: float, code: int) -> None:
+@pytest.mark.parametrize(
+    ("sleep_s", "code"), [(0.35, 0), (60, os.EX_SOFTWARE)], ids=["slow", "stuck"]
+)
+def test_a_call_that_never_returns_ends_the_process_and_a_slow_one_does_not(
+    sleep_s: float, code: int
+) -> None:
     program = PROGRAM.format(sleep_s=sleep_s)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
+    )
     assert done.returncode == code, done.stderr
     assert "gave up" in done.stdout
     assert ("went on" in done.stdout) == (code == 0)

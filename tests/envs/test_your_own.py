@@ -24,9 +24,24 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
     for name, text in FILE.findall(PAGE.read_text()):
         (source / name).write_text(text)
-    assert sorted(file.name for file in source.iterdir()) == ["horizonrl_guess.py", "pyproject.toml", "recipe.toml"]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(target), str(source)], check=True, timeout=240, capture_output=True)
+    assert sorted(file.name for file in source.iterdir()) == [
+        "horizonrl_guess.py",
+        "pyproject.toml",
+        "recipe.toml",
+    ]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    subprocess.run(
+        [*pip, "--target", str(target), str(source)], check=True, timeout=240, capture_output=True
+    )
     shutil.copy(source / "recipe.toml", target)
     return target
 
@@ -34,7 +49,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def horizonrl(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "horizonrl.ops.cli.main", *words]
     environ = os.environ | {"PYTHONPATH": str(installed), "COLUMNS": "160"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environ)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=240, env=environ
+    )
 
 
 @pytest.mark.process
@@ -45,7 +62,9 @@ def test_the_template_is_listed_with_its_splits(installed: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("action_format", ["react", "code", "native"])
-def test_the_template_keeps_the_contract_in_words_in_calls_and_with_tools(installed: Path, action_format: str) -> None:
+def test_the_template_keeps_the_contract_in_words_in_calls_and_with_tools(
+    installed: Path, action_format: str
+) -> None:
     checked = horizonrl(installed, "envs", "check", "guess", "--options.format", action_format)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "NO" not in checked.stdout
@@ -53,9 +72,13 @@ def test_the_template_keeps_the_contract_in_words_in_calls_and_with_tools(instal
 
 
 @pytest.mark.process
-def test_the_pages_recipe_draws_tasks_that_its_expert_solves_in_its_horizon(installed: Path, tmp_path: Path) -> None:
+def test_the_pages_recipe_draws_tasks_that_its_expert_solves_in_its_horizon(
+    installed: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "demos.jsonl"
-    made = horizonrl(installed, "demos", str(installed / "recipe.toml"), "--out", str(out), "--count", "8")
+    made = horizonrl(
+        installed, "demos", str(installed / "recipe.toml"), "--out", str(out), "--count", "8"
+    )
     assert made.returncode == 0, made.stdout + made.stderr
     config = RunConfig.load([installed / "recipe.toml"])
     turns = [json.loads(line)["conversations"] for line in out.read_text().splitlines()]
@@ -66,18 +89,27 @@ def test_the_page_names_every_field_of_the_types() -> None:
     page = PAGE.read_text()
     for record in (TaskSpec, Observation, Step):
         for field in fields(record):
-            assert re.search(rf"^\| .*`{field.name}`.* \|", page, re.MULTILINE), f"{record.__name__}.{field.name}"
+            assert re.search(rf"^\| .*`{field.name}`.* \|", page, re.MULTILINE), (
+                f"{record.__name__}.{field.name}"
+            )
 
 
 @pytest.mark.process
 def test_a_template_that_pays_twice_is_found_out(installed: Path, tmp_path: Path) -> None:
     module = (installed / "horizonrl_guess.py").read_text()
     broken = module.replace(
-        '            self._secret = None\n            return Step("Right', '            return Step("Right'
+        '            self._secret = None\n            return Step("Right',
+        '            return Step("Right',
     )
     assert broken != module
     (tmp_path / "horizonrl_guess.py").write_text(broken)
     checked = horizonrl(Path(f"{tmp_path}:{installed}"), "envs", "check", "guess")
     assert checked.returncode == 1
-    assert "a step after the end raised no EnvironmentFailure, but was answered: 'There is no" in checked.stdout
-    assert re.search(rf"at: {tmp_path}/horizonrl_guess\.py:\d+, Guess\.step\n +after: step\('look'\)", checked.stdout)
+    assert (
+        "a step after the end raised no EnvironmentFailure, but was answered: 'There is no"
+        in checked.stdout
+    )
+    assert re.search(
+        rf"at: {tmp_path}/horizonrl_guess\.py:\d+, Guess\.step\n +after: step\('look'\)",
+        checked.stdout,
+    )

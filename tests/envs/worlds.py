@@ -133,7 +133,12 @@ class PaysNaN(World):
 
     async def step(self, text: str) -> Step:
         step = await super().step(text)
-        return Step(step.observation, self.pay if step.success else 0.0, step.terminated, success=step.success)
+        return Step(
+            step.observation,
+            self.pay if step.success else 0.0,
+            step.terminated,
+            success=step.success,
+        )
 
 
 class PaysInfinity(PaysNaN):
@@ -155,7 +160,9 @@ class TalksAtLength(World):
 class AnswersNumpys(World):
     async def step(self, text: str) -> Step:
         step = await super().step(text)
-        return Step(step.observation, np.float32(step.reward), step.terminated, success=step.success)  # type: ignore[arg-type]
+        return Step(
+            step.observation, np.float32(step.reward), step.terminated, success=step.success
+        )  # type: ignore[arg-type]
 
 
 class AnswersATuple(World):
@@ -203,7 +210,9 @@ class OffersATool(World):
     native = True
 
     def tools(self) -> Tools:
-        return ({"type": "function", "function": {"name": "say", "parameters": {"type": "object"}}},)
+        return (
+            {"type": "function", "function": {"name": "say", "parameters": {"type": "object"}}},
+        )
 
     async def call(self, call: ToolCall) -> Step:
         return await self.step(call.arguments)

@@ -22,7 +22,9 @@ def copied(tmp_path: Path, tiny_model: Path) -> Iterator[Callable[..., Example]]
     made: list[Example] = []
 
     def copy(name: str, *, on_free_port: bool = False) -> Example:
-        example = Example(name, tmp_path, environment(tmp_path), port=free_ports(1)[0] if on_free_port else None)
+        example = Example(
+            name, tmp_path, environment(tmp_path), port=free_ports(1)[0] if on_free_port else None
+        )
         made.append(example)
         target = tmp_path / "examples" / name
         shutil.copytree(EXAMPLES / name, target)

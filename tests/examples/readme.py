@@ -61,7 +61,9 @@ class Example:
             text=True,
             timeout=LIMIT_S,
         )
-        assert done.returncode == 0, f"{command} ended with code {done.returncode}\n{done.stdout}{self.logs()}"
+        assert done.returncode == 0, (
+            f"{command} ended with code {done.returncode}\n{done.stdout}{self.logs()}"
+        )
         if command.startswith("cd "):
             self.place /= command.removeprefix("cd ")
         return done.stdout
@@ -76,7 +78,9 @@ class Example:
 
     def logs(self) -> str:
         files = sorted([*self.place.glob("*.log"), *self.place.glob("runs/**/logs/*.log")])
-        return "\n".join(f"--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-20:]) for file in files)
+        return "\n".join(
+            f"--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-20:]) for file in files
+        )
 
     def close(self) -> None:
         for process in self.background.values():
@@ -114,7 +118,10 @@ class Example:
     def _interrupt(self, command: str, step: int) -> str:
         process = self._start(command)
         deadline = time.monotonic() + LIMIT_S
-        while not any(len(file.read_text().splitlines()) >= step for file in self.place.glob("runs/*/*/metrics.jsonl")):
+        while not any(
+            len(file.read_text().splitlines()) >= step
+            for file in self.place.glob("runs/*/*/metrics.jsonl")
+        ):
             assert process.poll() is None and time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
@@ -136,7 +143,12 @@ def environment(place: Path) -> dict[str, str]:
     """Return the variables of a shell in which HorizonRL is active, and in which pip installs into `place` alone."""
     programs = Path(sys.executable).parent
     packages = place / "site-packages"
-    pip = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_TARGET": str(packages)}
+    pip = {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_TARGET": str(packages),
+    }
     return (
         os.environ
         | pip

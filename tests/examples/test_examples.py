@@ -62,7 +62,9 @@ def test_an_endpoint_is_evaluated_as_the_page_shows(copied: Copied) -> None:
     example.run_all()
     table = (example.place / "runs/maze-evaluation/table.md").read_text()
     rows = re.findall(r"^\|.*\|$", table, re.MULTILINE)
-    shown = re.findall(r"^\|.*\|$", (EXAMPLES / "evaluate-endpoint/README.md").read_text(), re.MULTILINE)
+    shown = re.findall(
+        r"^\|.*\|$", (EXAMPLES / "evaluate-endpoint/README.md").read_text(), re.MULTILINE
+    )
     assert rows == shown
 
 
@@ -70,17 +72,25 @@ def test_an_endpoint_is_evaluated_as_the_page_shows(copied: Copied) -> None:
 def test_a_run_resumes_in_a_copy_of_its_directory(copied: Copied) -> None:
     example = copied("resume-elsewhere")
     example.run_all()
-    assert [line["lineage"] for line in example.lines("runs/machine-b/resume-elsewhere", "lineages.jsonl")] == [0, 1]
+    assert [
+        line["lineage"]
+        for line in example.lines("runs/machine-b/resume-elsewhere", "lineages.jsonl")
+    ] == [0, 1]
     first, second = (example.lines(f"runs/machine-{name}/resume-elsewhere") for name in "ab")
     assert 2 <= len(first) < 8
     assert [line["step"] for line in second] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert second[: len(first)] == first
 
 
-@pytest.mark.parametrize("readme", sorted(EXAMPLES.glob("*/README.md")), ids=lambda readme: readme.parent.name)
+@pytest.mark.parametrize(
+    "readme", sorted(EXAMPLES.glob("*/README.md")), ids=lambda readme: readme.parent.name
+)
 def test_only_programs_that_stay_have_a_terminal(readme: Path) -> None:
     staying = [line for line in readme.read_text().splitlines() if TERMINAL.search(line)]
-    assert all(re.match(r"(nats-server|horizonrl (controller|learner|actor)|python) ", line) for line in staying)
+    assert all(
+        re.match(r"(nats-server|horizonrl (controller|learner|actor)|python) ", line)
+        for line in staying
+    )
 
 
 SUMS = '''
@@ -114,7 +124,11 @@ def test_a_smolagents_program_is_trained_as_it_is(copied: Copied) -> None:
     text = re.sub(r"^(group_size|groups_per_step) = .*", r"\1 = 4", text, flags=re.MULTILINE)
     text = re.sub(r"^(steps|every) = .*", r"\1 = 1", text, flags=re.MULTILINE)
     # The tiny model's tokens are shorter, and so its replies have more of them.
-    recipe.write_text(text.replace("max_turn_tokens = 24", "max_turn_tokens = 64").replace("tasks = 30", "tasks = 3"))
+    recipe.write_text(
+        text.replace("max_turn_tokens = 24", "max_turn_tokens = 64").replace(
+            "tasks = 30", "tasks = 3"
+        )
+    )
     example.run_all()
     imitation, rl = example.lines("runs/smolagents")
     assert (imitation["phase"], imitation["reward_mean"], rl["phase"]) == ("imitation", 1.0, "rl")

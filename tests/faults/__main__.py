@@ -51,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
             request = chaos.ChaosRequest(options.kills, options.seed, options.servers, overrides)
             return chaos.run(request, options.json_file, options.directory)
         case "soak":
-            return soak.run(options.minutes, options.seed, options.json_file, options.directory, overrides)
+            return soak.run(
+                options.minutes, options.seed, options.json_file, options.directory, overrides
+            )
     if overrides:
         parser.error(f"{options.what} takes no key of the config")
     if options.what == "travel":
@@ -67,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("what", choices=("chaos", "soak", "fuzz", "travel"))
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="0 by default")
-    parser.add_argument("--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file")
+    parser.add_argument(
+        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file"
+    )
     parser.add_argument(
         "--directory",
         type=Path,
@@ -94,9 +98,15 @@ def _parser() -> argparse.ArgumentParser:
         default=1,
         help="nats-servers under chaos; with 3 or 5, events also pause them and cut them off; 1",
     )
-    parser.add_argument("--minutes", type=bounded(0.1), default=60.0, metavar="M", help="of soak; 60 by default")
-    parser.add_argument("--payloads", type=bounded(1), default=10_000, metavar="N", help="of fuzz; 10000 by default")
-    parser.add_argument("--small", action="store_true", help="travel with a tiny random model and no vLLM")
+    parser.add_argument(
+        "--minutes", type=bounded(0.1), default=60.0, metavar="M", help="of soak; 60 by default"
+    )
+    parser.add_argument(
+        "--payloads", type=bounded(1), default=10_000, metavar="N", help="of fuzz; 10000 by default"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="travel with a tiny random model and no vLLM"
+    )
     return parser
 
 

@@ -63,7 +63,9 @@ def run(request: ChaosRequest, json_file: Path | None = None, directory: Path | 
     for finding in report["findings"]:
         console.print(finding, style="red", highlight=False, soft_wrap=True)
     if not report["passed"]:
-        console.print(f"the run, its logs and its broker's files are kept in {place}", soft_wrap=True)
+        console.print(
+            f"the run, its logs and its broker's files are kept in {place}", soft_wrap=True
+        )
     elif directory is None:
         shutil.rmtree(place)
     return 0 if report["passed"] else 1
@@ -80,15 +82,21 @@ async def _chaos(request: ChaosRequest, place: Path, console: Console) -> dict[s
     async with cluster("chaos", place, seed, settings) as whole:
         findings: list[str] = []
         witness = Witness()
-        storm = Storm(whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True), witness)
+        storm = Storm(
+            whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True), witness
+        )
         try:
-            async with witness.watching(whole.config.broker.model_copy(update={"url": whole.servers.url})):
+            async with witness.watching(
+                whole.config.broker.model_copy(update={"url": whole.servers.url})
+            ):
                 await storm.rage()
                 await finish(whole, settings)
         except* HorizonError as failures:
             # A run that does not finish is judged all the same: what it left behind says why.
             findings = [f"unfinished: {failure}" for failure in failures.exceptions]
-        ledger, evals, lineages = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS, LINEAGES))
+        ledger, evals, lineages = (
+            read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS, LINEAGES)
+        )
         evidence = await gather(whole.config, ledger, whole.transport, evals, lineages)
         verdict = judge(evidence)
         spans = evidence.comparable()
@@ -96,9 +104,13 @@ async def _chaos(request: ChaosRequest, place: Path, console: Console) -> dict[s
         findings += [*storm.findings, *verdict.findings, *witness.findings()]
         compared = sum(to - after for after, to in spans)
         if (cut := verdict.steps - compared) > MOST_CUT * storm.stores_back:
-            findings.append(f"the log lacks {cut} steps, more than {storm.stores_back} stores that went back explain")
+            findings.append(
+                f"the log lacks {cut} steps, more than {storm.stores_back} stores that went back explain"
+            )
         if not replay["equal"]:
-            findings.append(f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}")
+            findings.append(
+                f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}"
+            )
         elif len(replay["steps"]) != compared:
             # Digests that were never compared would otherwise pass as equal.
             findings.append(f"replay: {len(replay['steps'])} of {compared} steps were compared")
@@ -127,7 +139,9 @@ async def finish(whole: Cluster, settings: Sequence[str]) -> None:
     Raises RunFailed if the run does not end in time, or if a role fails before.
     """
     step = whole.last_step
-    await whole.until("a step after the last event", lambda: whole.last_step > step and whole.serving, FINISH_S)
+    await whole.until(
+        "a step after the last event", lambda: whole.last_step > step and whole.serving, FINISH_S
+    )
     # Earlier crashes may be the work of events, such as a fence. From here on nothing excuses one.
     crashes = whole.crashes
     for name in ("controller", "learner"):
@@ -139,7 +153,9 @@ async def finish(whole: Cluster, settings: Sequence[str]) -> None:
         whole.start(name, *settings, f"--rl.steps={rl_steps}")
     await whole.ended(*whole.roles, timeout_s=FINISH_S)
     if whole.crashes > crashes:
-        raise RunFailed(f"{whole.crashes - crashes} roles failed after the last event; see {whole.directory / 'logs'}")
+        raise RunFailed(
+            f"{whole.crashes - crashes} roles failed after the last event; see {whole.directory / 'logs'}"
+        )
 
 
 async def replayed(whole: Cluster, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
@@ -154,10 +170,23 @@ async def replayed(whole: Cluster, spans: Sequence[tuple[int, int]]) -> dict[str
 
 
 async def _replayed(whole: Cluster, after: int, to: int) -> dict[str, Any]:
-    answer, log_file = whole.directory / f"replay-{after}.json", whole.directory / "logs" / f"replay-{after}.log"
+    answer, log_file = (
+        whole.directory / f"replay-{after}.json",
+        whole.directory / "logs" / f"replay-{after}.log",
+    )
     # Past the proxies: nothing disturbs the replay.
     past = f"--broker.url={whole.servers.direct_url}"
-    words = ("replay", str(whole.config.run_dir), "--from", str(after), "--to", str(to), "--json", str(answer), past)
+    words = (
+        "replay",
+        str(whole.config.run_dir),
+        "--from",
+        str(after),
+        "--to",
+        str(to),
+        "--json",
+        str(answer),
+        past,
+    )
     replay = Child(horizonrl_command(*words), log_file, stop_within_s=0)
     await replay.start()
     try:
@@ -193,6 +222,10 @@ def _table(report: dict[str, Any]) -> Table:
     table = Table("chaos", "", title="passed" if report["passed"] else "FAILED")
     for key, value in report.items():
         if key not in ("passed", "findings"):
-            shown = ", ".join(f"{name} {count}" for name, count in value.items()) if isinstance(value, dict) else value
+            shown = (
+                ", ".join(f"{name} {count}" for name, count in value.items())
+                if isinstance(value, dict)
+                else value
+            )
             table.add_row(key.replace("_", " "), str(shown))
     return table

@@ -220,7 +220,9 @@ class Cluster:
     async def until(self, what: str, holds: Callable[[], bool], timeout_s: float) -> None:
         """Wait for a condition that has no event. Raises RunFailed if it does not come true in time."""
         if not await self.within(timeout_s, holds):
-            raise RunFailed(f"{what} did not happen within {timeout_s} s; see {self.directory / 'logs'}")
+            raise RunFailed(
+                f"{what} did not happen within {timeout_s} s; see {self.directory / 'logs'}"
+            )
 
     async def within(self, timeout_s: float, holds: Callable[[], bool]) -> bool:
         """Return whether a condition came true in time. Raises RunFailed if a role ends meanwhile."""
@@ -237,7 +239,9 @@ class Cluster:
         for name, task in self._tasks.items():
             if task.done():
                 task.result()
-                raise RunFailed(f"the {name} ended in the middle of the run; see {self.roles[name].log_file}")
+                raise RunFailed(
+                    f"the {name} ended in the middle of the run; see {self.roles[name].log_file}"
+                )
 
     @property
     def last_step(self) -> int:
@@ -282,7 +286,9 @@ def workplace(name: str, directory: Path | None) -> Iterator[Path]:
     """
     place = (directory or Path(tempfile.mkdtemp(prefix=f"horizonrl-{name}-"))).resolve()
     if place.exists() and any(place.iterdir()):
-        raise ConfigError(f"--directory {place} is not empty: give a new one, or leave it out for a temporary one")
+        raise ConfigError(
+            f"--directory {place} is not empty: give a new one, or leave it out for a temporary one"
+        )
     (place / "logs").mkdir(parents=True, exist_ok=True)
     with (place / "logs" / "bench.log").open("a", encoding="utf-8") as sink:
         configure_logs(run=name, role="bench", stream=sink)
@@ -300,7 +306,9 @@ async def cluster(
     make_tiny_model_apart(directory / "model")
     recipe = directory / "recipe.toml"
     recipe.write_text(
-        RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))),
+        RECIPE.format(
+            name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))
+        ),
         encoding="utf-8",
     )
     config = RunConfig.load([recipe], overrides)

@@ -105,19 +105,31 @@ async def checkpoint_bit(storm: "Storm", _: Event, __: str) -> None:
             return
         await asyncio.to_thread(flip, kept[0].path)
     await lives(storm, "a bit of a checkpoint", before)
-    noticed = [line.get("checkpoints_damaged", {}) for line in read_lines(run_dir / LINEAGES)[starts:]]
+    noticed = [
+        line.get("checkpoints_damaged", {}) for line in read_lines(run_dir / LINEAGES)[starts:]
+    ]
     if not any(kept[0].path.name in names for names in noticed):
-        storm.findings.append(f"a bit of a checkpoint: {kept[0].path.name} was flipped, and no learner has noticed")
+        storm.findings.append(
+            f"a bit of a checkpoint: {kept[0].path.name} was flipped, and no learner has noticed"
+        )
 
 
 def flip(checkpoint: Path) -> None:
     """Flip a bit of what becomes weights: of a float32 master, or of the hash."""
-    path = next(path for name in ("hash", "training-00000.safetensors") if (path := checkpoint / name).exists())
+    path = next(
+        path
+        for name in ("hash", "training-00000.safetensors")
+        if (path := checkpoint / name).exists()
+    )
     data, place = bytearray(path.read_bytes()), 0
     if path.suffix:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
-        masters = (facts for name, facts in header.items() if facts.get("dtype") == "F32" and "exp_avg" not in name)
+        masters = (
+            facts
+            for name, facts in header.items()
+            if facts.get("dtype") == "F32" and "exp_avg" not in name
+        )
         place = 8 + length + next(masters)["data_offsets"][0] + 3  # the exponent of the first one
     data[place] ^= 0x40 if path.suffix else 0x01
     # In place of the file and not into it: whatever shares its bytes by a hard link stays whole.
@@ -158,11 +170,15 @@ async def zombie_controller(storm: "Storm", _: Event, __: str) -> None:
     second = RoleProcess("second controller", controller.command, log_file)
     ended = asyncio.create_task(second.run_once())
     try:
-        await storm.whole.until("the start of a second controller", lambda: second.serving, FENCED_S)
+        await storm.whole.until(
+            "the start of a second controller", lambda: second.serving, FENCED_S
+        )
         before = storm.whole.last_step
         controller.signal(signal.SIGCONT)
         await storm.whole.until(
-            "the end of a controller that was replaced", lambda: controller.restarts > restarts, FENCED_S
+            "the end of a controller that was replaced",
+            lambda: controller.restarts > restarts,
+            FENCED_S,
         )
         storm.expect("the controller that was replaced", controller.crashes[-1], FENCED_CODE)
     finally:
@@ -197,7 +213,9 @@ async def damage_replica(storm: "Storm", event: Event, _: str) -> None:
 
 
 def _blocks(directory: Path, stream: str) -> Iterator[Path]:
-    yield from sorted(directory.glob(f"{STORE}/*/streams/{stream}/msgs/*.blk"), key=lambda path: int(path.stem))
+    yield from sorted(
+        directory.glob(f"{STORE}/*/streams/{stream}/msgs/*.blk"), key=lambda path: int(path.stem)
+    )
 
 
 def _damage(blocks: list[Path], event: Event) -> None:

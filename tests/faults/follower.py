@@ -39,16 +39,22 @@ class DigestingPolicy(ScriptedPolicy):
         self._inner = inner
         self._metrics = metrics
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         digest = await asyncio.to_thread(digest_file, weights)
         sampled_with = version
         if self._inner is not None:
             await self._inner.apply(weights, version)
-            made = await self._inner.generate(PROMPT, max_tokens=SAMPLED, temperature=0.0, stop_ids=(), seed=None)
+            made = await self._inner.generate(
+                PROMPT, max_tokens=SAMPLED, temperature=0.0, stop_ids=(), seed=None
+            )
             (span,) = made.spans
             sampled_with = PolicyVersion(version=span.version, lineage=span.lineage)
         await super().apply(weights, version)
-        received = {form: self._metrics.value("weights_received_bytes_total", form=form) for form in FORMS}
+        received = {
+            form: self._metrics.value("weights_received_bytes_total", form=form) for form in FORMS
+        }
         log.info("weights_loaded", version=str(sampled_with), digest=digest, **received)
 
 
@@ -56,11 +62,15 @@ async def follow(url: str, run: str, folder: Path, model_dir: Path | None) -> No
     inner, metrics = None, Metrics()
     if model_dir is not None:
         # First of all: it forks, which only a process of one thread can do.
-        inner = await factory("vllm")(InferenceSettings(model_dir, max_context_tokens=512, slots=4, kv_cache_mib=256))
+        inner = await factory("vllm")(
+            InferenceSettings(model_dir, max_context_tokens=512, slots=4, kv_cache_mib=256)
+        )
     try:
         with shared_scratch(run, folder) as place:
             async with connected(run, BrokerSection(url=url), Role.ACTOR) as transport:
-                follower = WeightsFollower(transport, DigestingPolicy(inner, metrics), place, metrics)
+                follower = WeightsFollower(
+                    transport, DigestingPolicy(inner, metrics), place, metrics
+                )
                 following = asyncio.create_task(follower.run(total_steps=1))
                 ended = asyncio.create_task(follower.finished.wait())
                 log.info("follower_ready")
@@ -76,4 +86,8 @@ async def follow(url: str, run: str, folder: Path, model_dir: Path | None) -> No
 
 if __name__ == "__main__":
     configure_logs(run=sys.argv[2], role="actor", stream=sys.stdout)
-    asyncio.run(follow(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4:] else None))
+    asyncio.run(
+        follow(
+            sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4:] else None
+        )
+    )

@@ -56,7 +56,11 @@ from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.ops.terminal.console import plain_console
 
-OUTCOMES = ("decoded", *(kind.__name__ for kind in (MalformedRecord, UnknownSchema, RecordTooLarge)), "other")
+OUTCOMES = (
+    "decoded",
+    *(kind.__name__ for kind in (MalformedRecord, UnknownSchema, RecordTooLarge)),
+    "other",
+)
 SAMPLE_EVERY = 100
 """Memory is traced for one payload in this many, because tracing makes decoding five times slower."""
 MAX_PEAK_BYTES = 32 << 20
@@ -67,9 +71,17 @@ MAX_PAYLOAD_BYTES = 1 << 18
 MAX_KEPT = 20
 """Number of failures whose payload is kept."""
 RULES = Rules(max_staleness=2, vocabulary=1 << 16, max_context_tokens=4096)
-HEADERS = [header + b"\xff" * width for header, width in {b"\xdc": 2, b"\xdd": 4, b"\xde": 2, b"\xdf": 4}.items()]
-HEADERS += [header + b"\xff" * width for header, width in {b"\xc5": 2, b"\xc6": 4, b"\xda": 2, b"\xdb": 4}.items()]
-HEADERS += [header + b"\x00\x0f\xff\xff" for header in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")]
+HEADERS = [
+    header + b"\xff" * width
+    for header, width in {b"\xdc": 2, b"\xdd": 4, b"\xde": 2, b"\xdf": 4}.items()
+]
+HEADERS += [
+    header + b"\xff" * width
+    for header, width in {b"\xc5": 2, b"\xc6": 4, b"\xda": 2, b"\xdb": 4}.items()
+]
+HEADERS += [
+    header + b"\x00\x0f\xff\xff" for header in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")
+]
 """Headers of arrays, maps, binaries, texts and extensions that claim far more bytes than follow."""
 ODD: Sequence[Any] = (
     None, True, False, 0, -1, 1, 1 << 31, 1 << 53, (1 << 64) - 1, -(1 << 63),
@@ -105,7 +117,11 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        return not self.failed and self.peak_bytes <= MAX_PEAK_BYTES and self.grown_bytes <= MAX_GROWN_BYTES
+        return (
+            not self.failed
+            and self.peak_bytes <= MAX_PEAK_BYTES
+            and self.grown_bytes <= MAX_GROWN_BYTES
+        )
 
 
 def run(payloads: int, seed: int, json_file: Path | None) -> int:
@@ -115,7 +131,9 @@ def run(payloads: int, seed: int, json_file: Path | None) -> int:
     for mutation, error, payload in report.failed:
         print(f"error: {mutation}: {error}: {payload[:400]}", file=sys.stderr)
     if json_file is not None:
-        json_file.write_text(json.dumps({**vars(report), "holds": report.holds}, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(
+            json.dumps({**vars(report), "holds": report.holds}, indent=2) + "\n", encoding="utf-8"
+        )
     return 0 if report.holds else 1
 
 
@@ -126,16 +144,23 @@ def fuzz(payloads: int, seed: int) -> Report:
     # After the valid records exist: what importing and building them takes is no growth.
     started, before = time.perf_counter(), _resident_bytes()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NumPy only warns about a number that overflows; here that is a failure
+        warnings.simplefilter(
+            "error"
+        )  # NumPy only warns about a number that overflows; here that is a failure
         for index in range(payloads):
             (own, data), (_, other) = chance.choice(valid), chance.choice(valid)
             mutation = chance.choice(list(MUTATIONS))
             payload = MUTATIONS[mutation](chance, data, other)[:MAX_PAYLOAD_BYTES]
-            for record_type in (own, chance.choice([another for another in TYPES if another is not own])):
+            for record_type in (
+                own,
+                chance.choice([another for another in TYPES if another is not own]),
+            ):
                 with _traced(report) if index % SAMPLE_EVERY == 0 else nullcontext():
                     error = _attempt(payload, record_type, report)
                 if error is not None and len(report.failed) < MAX_KEPT:
-                    report.failed.append((f"{mutation} as {record_type.__name__}", error, payload.hex()))
+                    report.failed.append(
+                        (f"{mutation} as {record_type.__name__}", error, payload.hex())
+                    )
     report.seconds, report.grown_bytes = time.perf_counter() - started, _resident_bytes() - before
     return report
 
@@ -172,7 +197,10 @@ def _attempt(payload: bytes, record_type: type[Record], report: Report) -> str |
 def _settle(record: Group | Void) -> Iterator[str]:
     """Let a collector settle a record twice in each phase; yield the outcomes. An admitted batch must be finite."""
     for phase in Phase:
-        collector, position = Collector(RULES, TicketAccounts()), LearnerPosition(version=3, phase=phase)
+        collector, position = (
+            Collector(RULES, TicketAccounts()),
+            LearnerPosition(version=3, phase=phase),
+        )
         # Twice, because the second has to be recognised as a repeat (invariants: Exactly once).
         for sequence in (1, 2):
             collector.consume(Entry(sequence, record), position)
@@ -194,7 +222,9 @@ def _finite(numbers: Any) -> bool:
 def _resident_bytes() -> int:
     """Return the peak resident memory of this process."""
     # Linux counts ru_maxrss in KiB, macOS in bytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def records() -> list[Record]:
@@ -202,20 +232,38 @@ def records() -> list[Record]:
     turn = Turn(
         output_ids=(5, 6, 7),
         logprobs=(-0.5, 0.0, -2.0),
-        spans=(VersionSpan(version=2, lineage=0, tokens=2), VersionSpan(version=3, lineage=0, tokens=1)),
+        spans=(
+            VersionSpan(version=2, lineage=0, tokens=2),
+            VersionSpan(version=3, lineage=0, tokens=1),
+        ),
         observation_ids=(8, 9),
         reward=0.5,
         text="craft 1 stick",
         observation="Crafted 1 minecraft:stick →",
     )
     last = turn.model_copy(update={"observation_ids": (), "reward": 1.0})
-    won = Episode(index=0, prompt_ids=(1, 2), turns=(turn, last), stop=StopReason.TERMINATED, success=True, prompt="p")
-    lost = Episode(index=1, prompt_ids=(1, 2), turns=(turn,), stop=StopReason.HORIZON, generate_s=1.0)
+    won = Episode(
+        index=0,
+        prompt_ids=(1, 2),
+        turns=(turn, last),
+        stop=StopReason.TERMINATED,
+        success=True,
+        prompt="p",
+    )
+    lost = Episode(
+        index=1, prompt_ids=(1, 2), turns=(turn,), stop=StopReason.HORIZON, generate_s=1.0
+    )
     broken = Episode(index=2, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error="it broke")
     aside = last.model_copy(update={"branch": 1, "trained": False})
-    forked = won.model_copy(update={"turns": (turn, aside, last), "branches": (Branch(prompt_ids=(1, 5), prompt="q"),)})
+    forked = won.model_copy(
+        update={"turns": (turn, aside, last), "branches": (Branch(prompt_ids=(1, 5), prompt="q"),)}
+    )
     ticket = Ticket(
-        number=7, kind=Kind.TRAIN, task=Task(env_id="textcraft", task_id="a"), group_size=3, horizon_turns=4
+        number=7,
+        kind=Kind.TRAIN,
+        task=Task(env_id="textcraft", task_id="a"),
+        group_size=3,
+        horizon_turns=4,
     )
     demo = ticket.model_copy(update={"kind": Kind.DEMO, "group_size": 1})
     made = Provenance(actor="host-1", engine="vllm", model_digest="0" * 32)
@@ -224,23 +272,47 @@ def records() -> list[Record]:
     return [
         ticket,
         demo,
-        Group(ticket=ticket, episodes=(won, lost, broken), provenance=made, started_at_ms=1, finished_at_ms=2),
+        Group(
+            ticket=ticket,
+            episodes=(won, lost, broken),
+            provenance=made,
+            started_at_ms=1,
+            finished_at_ms=2,
+        ),
         Group(ticket=demo, episodes=(won,), provenance=made, deliveries=3),
         Group(ticket=ticket, episodes=(forked, lost, broken), provenance=made),
         Void(ticket=ticket, reason="delivered 5 times", actor="host-1"),
         Progress(
-            step=4, phase=Phase.RL, outcomes=outcomes, lowest_unsettled=counts, ended_ranges={Kind.TRAIN: ((5, 6),)}
+            step=4,
+            phase=Phase.RL,
+            outcomes=outcomes,
+            lowest_unsettled=counts,
+            ended_ranges={Kind.TRAIN: ((5, 6),)},
         ),
-        Progress(growths=(HorizonGrowth(env_id="babyai", phase_step=4, from_turns=10, to_turns=20, reason="cut"),)),
+        Progress(
+            growths=(
+                HorizonGrowth(
+                    env_id="babyai", phase_step=4, from_turns=10, to_turns=20, reason="cut"
+                ),
+            )
+        ),
         WeightsManifest(
-            policy=ticket.issued_at_version, weights_bytes=1 << 28, digest="f" * 32, path="/a/b", chunks=129
+            policy=ticket.issued_at_version,
+            weights_bytes=1 << 28,
+            digest="f" * 32,
+            path="/a/b",
+            chunks=129,
         ),
         HorizonState(phase_step=4, horizons={"textcraft": 10, "babyai": 20}, tickets_issued=counts),
         RunSettings(
             total_steps=9,
             max_deliver=5,
             max_context_tokens=1024,
-            environments=(EnvironmentSettings(env_id="textcraft", options={"style": "compact", "sizes": [1, 2.5]}),),
+            environments=(
+                EnvironmentSettings(
+                    env_id="textcraft", options={"style": "compact", "sizes": [1, 2.5]}
+                ),
+            ),
         ),
     ]
 
@@ -271,12 +343,19 @@ def _repeat(chance: random.Random, data: bytes, other: bytes) -> bytes:
 def _inflate(chance: random.Random, data: bytes, other: bytes) -> bytes:
     """Insert a header that claims a huge length, before some bytes or over them."""
     place, header = chance.randrange(len(data)), chance.choice(HEADERS)
-    return data[:place] + header * chance.choice((1, 1, 1, 100)) + data[place + chance.choice((0, 1, len(header))) :]
+    return (
+        data[:place]
+        + header * chance.choice((1, 1, 1, 100))
+        + data[place + chance.choice((0, 1, len(header))) :]
+    )
 
 
 def _nest(chance: random.Random, data: bytes, other: bytes) -> bytes:
     """Nest a value or the whole record in arrays or maps, deeper than any valid record."""
-    depth, opening = chance.choice((2, 30, 500, 1100, 30_000)), chance.choice((b"\x91", b"\x81\xa1a", b"\x81\x91"))
+    depth, opening = (
+        chance.choice((2, 30, 500, 1100, 30_000)),
+        chance.choice((b"\x91", b"\x81\xa1a", b"\x81\x91")),
+    )
     place = chance.choice((0, chance.randrange(len(data))))
     return data[:place] + opening * depth + data[place:]
 
@@ -304,7 +383,9 @@ def _nudge(chance: random.Random, data: bytes, other: bytes) -> bytes:
     for _ in range(chance.randint(1, 3)):
         holder, key = chance.choice(list(_places(record["body"])))
         if isinstance(holder[key], int | float):
-            holder[key] = chance.choice((0, 1, 2, 3, 1 << 31, 1 << 40, (1 << 53) - 1, -1e300, 1e300, 1e308, 0.25))
+            holder[key] = chance.choice(
+                (0, 1, 2, 3, 1 << 31, 1 << 40, (1 << 53) - 1, -1e300, 1e300, 1e308, 0.25)
+            )
         elif isinstance(holder[key], bytes):
             numbers = [chance.choice(PACKABLE) for _ in range(len(holder[key]) // 4)]
             holder[key] = chance.choice((b"".join(numbers), [-1e300 for _ in numbers]))
@@ -316,7 +397,9 @@ def _unknown(chance: random.Random, data: bytes, other: bytes) -> bytes:
     record = msgpack.unpackb(data)
     holders = [record, *(holder for holder, _ in _places(record) if isinstance(holder, dict))]
     holder = chance.choice(holders)
-    holder[chance.choice(("colour", "", "→", "schema", "logprobs", "prompt_ids"))] = deepcopy(chance.choice(ODD))
+    holder[chance.choice(("colour", "", "→", "schema", "logprobs", "prompt_ids"))] = deepcopy(
+        chance.choice(ODD)
+    )
     if chance.random() < 0.5:
         del holder[chance.choice(list(holder))]
     return _packed(record)
@@ -325,9 +408,17 @@ def _unknown(chance: random.Random, data: bytes, other: bytes) -> bytes:
 def _crowd(chance: random.Random, data: bytes, other: bytes) -> bytes:
     """Fill an array or a map with as many wrong values as the wire allows, since each may become an error message."""
     record = msgpack.unpackb(data)
-    holder, key = chance.choice([place for place in _places(record) if isinstance(place[0][place[1]], list | dict)])
-    wrong, many = chance.choice(((None, 4096), ([None] * 200, 200), ({"turns": [None] * 1024}, 256), ({}, 4096)))
-    holder[key] = [wrong] * many if isinstance(holder[key], list) else {str(index): wrong for index in range(many)}
+    holder, key = chance.choice(
+        [place for place in _places(record) if isinstance(place[0][place[1]], list | dict)]
+    )
+    wrong, many = chance.choice(
+        ((None, 4096), ([None] * 200, 200), ({"turns": [None] * 1024}, 256), ({}, 4096))
+    )
+    holder[key] = (
+        [wrong] * many
+        if isinstance(holder[key], list)
+        else {str(index): wrong for index in range(many)}
+    )
     return _packed(record)
 
 
@@ -360,7 +451,9 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def _table(report: Report) -> Table:
-    table = Table(title=f"{report.payloads:,} payloads, seed {report.seed}, each decoded as two types")
+    table = Table(
+        title=f"{report.payloads:,} payloads, seed {report.seed}, each decoded as two types"
+    )
     table.add_column("outcome")
     table.add_column("count", justify="right")
     rows = [(outcome, report.outcomes[outcome]) for outcome in OUTCOMES]

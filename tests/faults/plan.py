@@ -137,7 +137,11 @@ def _prolonged(plan: Sequence[Event], draw: random.Random) -> Iterator[Event]:
     """Yield the events, with servers that stay away for AWAY_S: short absences as often as long ones."""
     for event in plan:
         away = event.target is Target.BROKER and event.fault in (Fault.STOP, Fault.ISOLATE)
-        yield replace(event, length_s=AWAY_S[0] * (AWAY_S[1] / AWAY_S[0]) ** draw.random()) if away else event
+        yield (
+            replace(event, length_s=AWAY_S[0] * (AWAY_S[1] / AWAY_S[0]) ** draw.random())
+            if away
+            else event
+        )
 
 
 def _events(kinds: list[tuple[Fault, Target]], draw: random.Random) -> Iterator[Event]:
@@ -147,7 +151,9 @@ def _events(kinds: list[tuple[Fault, Target]], draw: random.Random) -> Iterator[
             fault=fault,
             target=target,
             pause_s=draw.uniform(0.0, PAUSE_S),
-            length_s=0.0 if at_once else draw.uniform(*STOP_S if fault in LASTING else (0.0, RESTART_S)),
+            length_s=0.0
+            if at_once
+            else draw.uniform(*STOP_S if fault in LASTING else (0.0, RESTART_S)),
             impatient=draw.random() < IMPATIENT_SHARE,
             choice=draw.random(),
         )

@@ -50,7 +50,10 @@ class Proxy:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._server is not None
         self._server.close()
@@ -61,7 +64,9 @@ class Proxy:
         """Carry one connection both ways until either side ends it."""
         await self._passing.wait()
         try:
-            broker_reader, broker_writer = await asyncio.open_connection(self._host, self._broker_port)
+            broker_reader, broker_writer = await asyncio.open_connection(
+                self._host, self._broker_port
+            )
         except OSError:
             writer.transport.abort()
             return

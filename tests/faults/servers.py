@@ -59,8 +59,12 @@ async def serving(directory: Path, count: int) -> AsyncIterator[Servers]:
         routes: dict[tuple[int, int], Proxy] = {}
         for pair in [(i, j) for i in range(count) for j in range(count) if i != j]:
             routes[pair] = await stack.enter_async_context(Proxy(cluster.route_ports[pair[1]]))
-        cluster.join([[routes[i, j].port for j in range(count) if i != j] for i in range(count)], HIDDEN)
+        cluster.join(
+            [[routes[i, j].port for j in range(count) if i != j] for i in range(count)], HIDDEN
+        )
         await cluster.launch()
         stack.push_async_callback(cluster.stop)
-        clients = [await stack.enter_async_context(Proxy(server.port or 0)) for server in cluster.servers]
+        clients = [
+            await stack.enter_async_context(Proxy(server.port or 0)) for server in cluster.servers
+        ]
         yield Servers(cluster.servers, clients, routes)

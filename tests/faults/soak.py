@@ -66,7 +66,9 @@ def run(
     report = {"passed": not crashes, "seed": seed, "crashes": crashes, **summary(samples)}
     if json_file is not None:
         json_file.write_text(
-            json.dumps(report | {"samples": [asdict(sample) for sample in samples]}, indent=1) + "\n", encoding="utf-8"
+            json.dumps(report | {"samples": [asdict(sample) for sample in samples]}, indent=1)
+            + "\n",
+            encoding="utf-8",
         )
     for table in _tables(report):
         console.print(table)
@@ -120,7 +122,9 @@ async def _sample(whole: Cluster, at_s: float) -> Sample:
 
 def _processes(whole: Cluster) -> dict[str, psutil.Process]:
     """Return the running processes. One that has crashed is missing until it is started again."""
-    pids = {name: role.process.pid for name, role in whole.roles.items() if role.process is not None}
+    pids = {
+        name: role.process.pid for name, role in whole.roles.items() if role.process is not None
+    }
     found: dict[str, psutil.Process] = {}
     for name, pid in {**pids, "broker": whole.server.pid}.items():
         with suppress(psutil.NoSuchProcess):
@@ -165,7 +169,12 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 
 def _figures(points: Sequence[tuple[float, float]]) -> dict[str, float]:
     values = [value for _, value in points]
-    return {"first": values[0], "last": values[-1], "max": max(values), "per_hour": round(per_hour(points), 2)}
+    return {
+        "first": values[0],
+        "last": values[-1],
+        "max": max(values),
+        "per_hour": round(per_hour(points), 2),
+    }
 
 
 def per_hour(points: Sequence[tuple[float, float]]) -> float:
@@ -184,8 +193,17 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     )
     tables: list[Table] = []
     for name in ("rss_mb", "descriptors", "threads", "stream_messages", "stream_mb", "files_mb"):
-        table = Table(name.replace("_", " "), "first", "last", "max", "per hour", title=None if tables else title)
+        table = Table(
+            name.replace("_", " "),
+            "first",
+            "last",
+            "max",
+            "per hour",
+            title=None if tables else title,
+        )
         for key, figures in report[name].items():
-            table.add_row(key, *(f"{figures[column]:g}" for column in ("first", "last", "max", "per_hour")))
+            table.add_row(
+                key, *(f"{figures[column]:g}" for column in ("first", "last", "max", "per_hour"))
+            )
         tables.append(table)
     return tables

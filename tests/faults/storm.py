@@ -41,7 +41,9 @@ FENCED_CODE = 2
 
 
 class Storm:
-    def __init__(self, whole: Cluster, plan: Sequence[Event], say: Callable[[str], None], witness: Witness) -> None:
+    def __init__(
+        self, whole: Cluster, plan: Sequence[Event], say: Callable[[str], None], witness: Witness
+    ) -> None:
         self.fired: list[Event] = []
         self.findings: list[str] = []
         """Events that did not end as they should have."""
@@ -110,7 +112,9 @@ class Storm:
         An impatient event does not wait, so it hits a learner that is still resuming.
         """
         if not event.impatient:
-            further = await self.whole.within(PROGRESS_S, lambda: self.whole.last_step > self._deadly_step)
+            further = await self.whole.within(
+                PROGRESS_S, lambda: self.whole.last_step > self._deadly_step
+            )
             self.starved += not further
             await asyncio.sleep(event.choice * PAUSE_S)
         # A learner that resumes cuts the ledger: without `max`, the steps that it repeats would count as progress.
@@ -177,7 +181,9 @@ class Storm:
             return 0
         # None is the bucket of the keys. Two times out of seven, any server.
         led = [*Stream, None][int(event.choice * 7) : int(event.choice * 7) + 1]
-        with contextlib.suppress(TimeoutError):  # while the streams have no leader, any server will do
+        with contextlib.suppress(
+            TimeoutError
+        ):  # while the streams have no leader, any server will do
             async with asyncio.timeout(LEADER_S):
                 if led and (leader := await self.whole.transport.leader(led[0])):
                     self.leaders_hit += 1
@@ -209,7 +215,9 @@ class Storm:
             after = await self.whole.transport.extent(Stream.GROUPS)
         # A full log refuses entries (`discard=new`). One that dropped its oldest instead would lose tickets.
         if after.first_sequence != before.first_sequence:
-            self.findings.append(f"full log: the broker removed what is below sequence {after.first_sequence}")
+            self.findings.append(
+                f"full log: the broker removed what is below sequence {after.first_sequence}"
+            )
 
     async def _fill_disk(self, event: Event, _: str) -> None:
         """Let the broker write nothing; then start it again as `train` would."""
@@ -221,7 +229,9 @@ class Storm:
             while await server.complaint() is None:
                 await asyncio.sleep(POLL_S)
         await asyncio.sleep(event.length_s)
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.prlimit(
+            server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
         await server.curable()
         await server.kill()
         await server.start()
@@ -231,7 +241,9 @@ class Storm:
         learner, transport = self.whole.roles["learner"], self.whole.transport
         restarts = learner.restarts
         async with _within(FENCED_S, "the end of a learner that was fenced"):
-            while learner.restarts == restarts:  # a learner that is still starting has not written progress yet
+            while (
+                learner.restarts == restarts
+            ):  # a learner that is still starting has not written progress yet
                 if (progress := await transport.get(Key.PROGRESS)) is not None:
                     await transport.put(Key.PROGRESS, progress)
                 await asyncio.sleep(1.0)
@@ -243,16 +255,23 @@ class Storm:
         It is a race: the one that finds that the other has written `progress` since ends. Then the second learner is
         killed, and the run goes on from its own directory.
         """
-        learner, root = self.whole.roles["learner"], self.whole.directory / f"second-{len(self.fired)}"
+        learner, root = (
+            self.whole.roles["learner"],
+            self.whole.directory / f"second-{len(self.fired)}",
+        )
         restarts = learner.restarts
-        await asyncio.to_thread(copy_run, self.whole.config.run_dir, root / self.whole.config.run.name)
+        await asyncio.to_thread(
+            copy_run, self.whole.config.run_dir, root / self.whole.config.run.name
+        )
         log_file = self.whole.directory / "logs" / "second.log"
         # Not one of the cluster's roles: once it has ended, nothing starts it again.
         second = RoleProcess("second", [*learner.command, f"--run.root={root}"], log_file)
         ended = asyncio.create_task(second.run_once())
         try:
             await self.whole.until(
-                "the end of one of two learners", lambda: learner.restarts > restarts or ended.done(), FENCED_S
+                "the end of one of two learners",
+                lambda: learner.restarts > restarts or ended.done(),
+                FENCED_S,
             )
             code = ended.result() if ended.done() else (learner.crashes or [0])[-1]
             self.expect("the first of two learners to end", code, FENCED_CODE)
@@ -268,7 +287,9 @@ class Storm:
             extent = await self.whole.transport.extent(stream)
             place = int(choice * (extent.last_sequence + 1 - extent.first_sequence))
             message = await self._read(stream, extent.first_sequence + place)
-        await self.whole.transport.publish(message.subject, message.data, message_id=f"repeat-{time.time_ns()}")
+        await self.whole.transport.publish(
+            message.subject, message.data, message_id=f"repeat-{time.time_ns()}"
+        )
 
     async def _read(self, stream: Stream, sequence: int) -> Message | None:
         """Return the message at a sequence, or the next one; None if it has just been purged."""
@@ -282,20 +303,31 @@ class Storm:
         return messages[0] if messages else None
 
     def _broker(self, **changes: Any) -> BrokerSection:
-        return self.whole.config.broker.model_copy(update={"url": self.whole.servers.direct_url, **changes})
+        return self.whole.config.broker.model_copy(
+            update={"url": self.whole.servers.direct_url, **changes}
+        )
 
     def expect(self, who: str, code: int, *codes: int) -> None:
         if code not in codes:
-            self.findings.append(f"{who} ended with code {code}, not {' or '.join(map(str, codes))}")
+            self.findings.append(
+                f"{who} ended with code {code}, not {' or '.join(map(str, codes))}"
+            )
 
     def _note(self, event: Event, victim: str) -> None:
         self.fired.append(event)
         at_s = round(time.monotonic() - self._started, 2)
         step = self.whole.last_step
-        line = {"at_s": at_s, "fault": event.fault.value, "victim": victim, "length_s": round(event.length_s, 2)}
+        line = {
+            "at_s": at_s,
+            "fault": event.fault.value,
+            "victim": victim,
+            "length_s": round(event.length_s, 2),
+        }
         with (self.whole.directory / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | {"step": step}) + "\n")
-        self._say(f"{len(self.fired):4d}  {at_s:7.1f} s  step {step:5d}  {event.fault.value} {victim}")
+        self._say(
+            f"{len(self.fired):4d}  {at_s:7.1f} s  step {step:5d}  {event.fault.value} {victim}"
+        )
 
 
 FIRE: dict[Fault, Callable[[Storm, Event, str], Awaitable[None]]] = {

@@ -22,7 +22,9 @@ class Deaf(RoleProcess):
     async def run_once(self) -> int:
         for path in self.log_file.parent.rglob("*step-best*"):
             path.unlink()
-        self.process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(60)")
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "import time; time.sleep(60)"
+        )
         self._running.set()
         return await self.process.wait()
 
@@ -37,12 +39,16 @@ def storm_on(run_dir: Path, *, goes_on: bool) -> Any:
     log_file = run_dir / "learner.log"
     log_file.write_text("")
     roles = {"learner": Deaf("learner", [], log_file)}
-    whole = SimpleNamespace(config=SimpleNamespace(run_dir=run_dir), roles=roles, within=within, last_step=7)
+    whole = SimpleNamespace(
+        config=SimpleNamespace(run_dir=run_dir), roles=roles, within=within, last_step=7
+    )
     return SimpleNamespace(whole=whole, findings=[])
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_learner_that_stands_still_or_meddles_with_foreign_files_is_found(tmp_path: Path, goes_on: bool) -> None:
+def test_a_learner_that_stands_still_or_meddles_with_foreign_files_is_found(
+    tmp_path: Path, goes_on: bool
+) -> None:
     async def scenario() -> None:
         storm = storm_on(tmp_path, goes_on=goes_on)
         learner = storm.whole.roles["learner"]
@@ -50,7 +56,10 @@ def test_a_learner_that_stands_still_or_meddles_with_foreign_files_is_found(tmp_
         for _ in range(2):
             await damage.foreign_files(storm, EVENT, "learner")
         stood = [] if goes_on else ["foreign files: no step after 7 within 300 s"]
-        unnoticed = ["foreign files: no learner has named them", "foreign files: step-best.jsonl went"]
+        unnoticed = [
+            "foreign files: no learner has named them",
+            "foreign files: step-best.jsonl went",
+        ]
         assert storm.findings == 2 * [*stood, *unnoticed]
         assert (learner.restarts, learner.crashes) == (2, [])
         running.cancel()

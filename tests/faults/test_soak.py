@@ -26,8 +26,18 @@ def test_the_slope_is_that_of_the_second_half_per_hour() -> None:
 
 
 def test_a_summary_tells_speeds_extremes_and_slopes() -> None:
-    facts = summary([sample(second, step=4 * second, rss_mb=300 + second / 3600) for second in range(0, 610, 10)])
-    assert (facts["minutes"], facts["steps"], facts["steps_per_s"], facts["groups_per_s"]) == (10.0, 2400, 4.0, 8.0)
+    facts = summary(
+        [
+            sample(second, step=4 * second, rss_mb=300 + second / 3600)
+            for second in range(0, 610, 10)
+        ]
+    )
+    assert (facts["minutes"], facts["steps"], facts["steps_per_s"], facts["groups_per_s"]) == (
+        10.0,
+        2400,
+        4.0,
+        8.0,
+    )
     assert facts["rss_mb"]["learner"]["per_hour"] == pytest.approx(1.0)
     assert facts["stream_messages"]["GROUPS"]["max"] == 40
     assert facts["files_mb"]["episodes"]["per_hour"] == pytest.approx(144.0)

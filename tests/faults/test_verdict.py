@@ -19,12 +19,22 @@ from tests.faults.damage import flip
 from tests.faults.verdict import Evidence, gather, judge
 from tests.records import make_group
 
-CONFIG = RunConfig.load((), ["--horizon.horizons=[4,5]", "--horizon.steps_per_stage=1", "--rl.max_staleness=1"])
+CONFIG = RunConfig.load(
+    (), ["--horizon.horizons=[4,5]", "--horizon.steps_per_stage=1", "--rl.max_staleness=1"]
+)
 
 
-def line(step: int, trained: Sequence[tuple[int, int]], cursor: int, **fields: Any) -> dict[str, Any]:
+def line(
+    step: int, trained: Sequence[tuple[int, int]], cursor: int, **fields: Any
+) -> dict[str, Any]:
     names = [[sequence, f"train-{number:08d}"] for sequence, number in trained]
-    before: dict[str, Any] = {"dropped": [], "voids": [], "repeats": 0, "version": step, "lineage": 0}
+    before: dict[str, Any] = {
+        "dropped": [],
+        "voids": [],
+        "repeats": 0,
+        "version": step,
+        "lineage": 0,
+    }
     return before | {"step": step, "trained": names, "cursor": cursor} | fields
 
 
@@ -40,11 +50,20 @@ def group(number: int, version: int, horizon_turns: int | None = None) -> Group:
     """Return a group of a ticket that was issued, and sampled, at `version`."""
     made = make_group(number, version=version)
     turns = CONFIG.horizon.horizons[min(version, 1)] if horizon_turns is None else horizon_turns
-    return made.model_copy(update={"ticket": made.ticket.model_copy(update={"horizon_turns": turns})})
+    return made.model_copy(
+        update={"ticket": made.ticket.model_copy(update={"horizon_turns": turns})}
+    )
 
 
 def sound_log() -> list[Group | Void]:
-    records: list[Group | Void] = [group(0, 0), group(1, 0), group(2, 0), group(3, 1), group(4, 1), group(2, 0)]
+    records: list[Group | Void] = [
+        group(0, 0),
+        group(1, 0),
+        group(2, 0),
+        group(3, 1),
+        group(4, 1),
+        group(2, 0),
+    ]
     records[4] = Void(ticket=group(4, 1).ticket, reason="delivered 5 times", actor="test")
     return [*records, group(5, 1)]
 
@@ -79,7 +98,9 @@ def evidence(
     return asyncio.run(build())
 
 
-def findings(log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issued: int = 6) -> list[str]:
+def findings(
+    log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issued: int = 6
+) -> list[str]:
     return judge(evidence(log, ledger, issued)).findings
 
 
@@ -87,7 +108,12 @@ def test_a_sound_run_is_counted_and_found_sound() -> None:
     verdict = judge(evidence(sound_log(), sound_ledger()))
     assert verdict.findings == []
     assert verdict.issued == {"train": 6}
-    assert (verdict.trained, verdict.dropped, verdict.void, verdict.repeats) == (4, {"zero_variance": 1}, 1, 1)
+    assert (verdict.trained, verdict.dropped, verdict.void, verdict.repeats) == (
+        4,
+        {"zero_variance": 1},
+        1,
+        1,
+    )
     assert (verdict.steps, verdict.lineages) == (2, 2)
 
 
@@ -101,22 +127,35 @@ def evaluations(*ends: str) -> list[dict[str, Any]]:
 
 
 def test_evaluated_tickets_are_accounted_for_beyond_the_ledger() -> None:
-    verdict = judge(evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated", "lineage")))
+    verdict = judge(
+        evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated", "lineage"))
+    )
     assert verdict.findings == []
     assert verdict.issued == {"train": 6, "eval": 2}
-    assert (verdict.trained, verdict.evaluated, verdict.dropped) == (4, 1, {"zero_variance": 1, "lineage": 1})
+    assert (verdict.trained, verdict.evaluated, verdict.dropped) == (
+        4,
+        1,
+        {"zero_variance": 1, "lineage": 1},
+    )
 
 
 def test_an_evaluation_that_misses_a_ticket_and_one_that_was_trained_are_found() -> None:
-    missing = judge(evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated"))).findings
+    missing = judge(
+        evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated"))
+    ).findings
     assert "lost: eval-00000001 was issued and has no end" in missing
-    ledger = [*sound_ledger(), line(3, [], cursor=9, lineage=1) | {"trained": [[9, "eval-00000001"]]}]
+    ledger = [
+        *sound_ledger(),
+        line(3, [], cursor=9, lineage=1) | {"trained": [[9, "eval-00000001"]]},
+    ]
     trained = judge(evidence(evaluating_log(), ledger, evals=evaluations("evaluated"))).findings
     assert "ledger: step 3 ends eval-00000001 as trained" in trained
 
 
 def test_a_ticket_without_an_end_is_lost() -> None:
-    assert findings(sound_log(), sound_ledger(), issued=7) == ["lost: train-00000006 was issued and has no end"]
+    assert findings(sound_log(), sound_ledger(), issued=7) == [
+        "lost: train-00000006 was issued and has no end"
+    ]
 
 
 def test_a_group_of_a_ticket_that_never_ended_is_not_accounted_for() -> None:
@@ -129,13 +168,19 @@ def test_a_ticket_that_ended_twice_is_doubled() -> None:
     ledger[1]["trained"].append([6, "train-00000002"])
     ledger[1]["repeats"] = 0
     (found,) = findings(sound_log(), ledger)
-    assert found.startswith("doubled: train-00000002 ended 2 times: zero_variance in step 1 (sequence 3), trained in")
+    assert found.startswith(
+        "doubled: train-00000002 ended 2 times: zero_variance in step 1 (sequence 3), trained in"
+    )
 
 
 def test_a_group_that_was_trained_in_two_steps_is_doubled() -> None:
     ledger = sound_ledger()
     ledger[1]["trained"].append([1, "train-00000000"])
-    assert [text for text in findings(sound_log(), ledger) if text.startswith("doubled: 1 ended 2 times")]
+    assert [
+        text
+        for text in findings(sound_log(), ledger)
+        if text.startswith("doubled: 1 ended 2 times")
+    ]
 
 
 def test_a_group_older_than_the_bound_is_found_however_the_ledger_calls_it() -> None:
@@ -146,8 +191,13 @@ def test_a_group_older_than_the_bound_is_found_however_the_ledger_calls_it() -> 
 
 
 def test_a_stale_group_that_was_dropped_is_no_violation() -> None:
-    ledger = [*sound_ledger(), line(3, [], cursor=8, dropped=[[8, "train-00000006", "stale"]], lineage=1)]
-    assert judge(evidence([*sound_log(), group(6, 0, 4)], ledger, issued=7)).staleness_violations == []
+    ledger = [
+        *sound_ledger(),
+        line(3, [], cursor=8, dropped=[[8, "train-00000006", "stale"]], lineage=1),
+    ]
+    assert (
+        judge(evidence([*sound_log(), group(6, 0, 4)], ledger, issued=7)).staleness_violations == []
+    )
 
 
 def test_a_horizon_of_another_stage_is_found() -> None:
@@ -161,7 +211,9 @@ def test_a_horizon_of_another_stage_is_found() -> None:
 def test_a_stage_that_comes_again_is_found() -> None:
     log = sound_log()
     log[6] = group(5, 0)
-    assert findings(log, sound_ledger()) == ["horizon: train-00000005 has 4 turns after a ticket of 5"]
+    assert findings(log, sound_ledger()) == [
+        "horizon: train-00000005 has 4 turns after a ticket of 5"
+    ]
 
 
 def test_an_adaptive_horizon_is_decided_once_more() -> None:
@@ -173,22 +225,29 @@ def test_an_adaptive_horizon_is_decided_once_more() -> None:
         log = [group(0, 0, 4), group(1, 1, 4), group(2, 2, last)]
         for place in (0, 1):  # both steps cut everything, and nothing succeeds
             episodes = [
-                e.model_copy(update={"stop": StopReason.HORIZON, "success": False}) for e in log[place].episodes
+                e.model_copy(update={"stop": StopReason.HORIZON, "success": False})
+                for e in log[place].episodes
             ]
             log[place] = log[place].model_copy(update={"episodes": tuple(episodes)})
         ledger = [line(step, [(step, step - 1)], cursor=step) for step in (1, 2, 3)]
         return judge(evidence(log, ledger, 3, config=adaptive)).findings
 
     assert judged(5) == []
-    assert judged(4) == ["horizon: train-00000002 has 4 turns, but was issued at RL step 2: 5 turns"]
+    assert judged(4) == [
+        "horizon: train-00000002 has 4 turns, but was issued at RL step 2: 5 turns"
+    ]
 
 
 def test_a_shorter_horizon_of_another_environment_is_no_violation() -> None:
-    mixed = RunConfig.load((), ["--envs", '[{"id": "textcraft", "horizons": [4]}, {"id": "babyai", "horizons": [3]}]'])
+    mixed = RunConfig.load(
+        (), ["--envs", '[{"id": "textcraft", "horizons": [4]}, {"id": "babyai", "horizons": [3]}]']
+    )
     other = group(1, 0, 3)
     ticket = other.ticket.model_copy(update={"task": Task(env_id="babyai", task_id="go")})
     log = [group(0, 0, 4), other.model_copy(update={"ticket": ticket})]
-    assert judge(evidence(log, [line(1, [(1, 0), (2, 1)], cursor=2)], 2, config=mixed)).findings == []
+    assert (
+        judge(evidence(log, [line(1, [(1, 0), (2, 1)], cursor=2)], 2, config=mixed)).findings == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +271,9 @@ def test_a_shorter_horizon_of_another_environment_is_no_violation() -> None:
         ),
     ],
 )
-def test_a_ledger_that_contradicts_itself_or_the_log_is_found(change: dict[str, Any], found: str) -> None:
+def test_a_ledger_that_contradicts_itself_or_the_log_is_found(
+    change: dict[str, Any], found: str
+) -> None:
     ledger = sound_ledger()
     ledger[1] |= change
     assert found in findings(sound_log(), ledger)
@@ -229,19 +290,29 @@ def test_what_was_trained_from_entries_that_the_broker_lost_is_not_compared_with
     assert restored.comparable() == [(0, 1), (2, 3)]
     unexplained = judge(replace(restored, cuts=[])).findings
     assert "ledger: step 3 goes back behind lineage 1, cursor 7" in unexplained
-    assert "ledger: step 2 ends train-00000003 by sequence 4, where the log holds train-00000006" in unexplained
+    assert (
+        "ledger: step 2 ends train-00000003 by sequence 4, where the log holds train-00000006"
+        in unexplained
+    )
     assert replace(restored, cuts=[]).comparable() == [(0, 3)]
     # What the log has lost does not excuse a ticket that ends again, a ticket without an end, or a group of none.
     ledger[2]["trained"][1] = [5, "train-00000005"]
     twice = judge(replace(restored, ledger=ledger)).findings
     assert any(text.startswith("doubled: train-00000005 ended 2 times") for text in twice)
     assert "lost: train-00000007 was issued and has no end" in twice
-    assert "ledger: step 3 ends train-00000005 by sequence 5, where the log holds train-00000007" in twice
+    assert (
+        "ledger: step 3 ends train-00000005 by sequence 5, where the log holds train-00000007"
+        in twice
+    )
 
 
 def test_a_second_cut_behind_the_first_one_is_compared_from_each_place_on() -> None:
     log = [*sound_log()[:3], group(6, 1), group(8, 1)]
-    ledger = [*sound_ledger(), line(3, [(4, 6), (5, 7)], cursor=5, lineage=2), line(4, [(5, 8)], cursor=5, lineage=3)]
+    ledger = [
+        *sound_ledger(),
+        line(3, [(4, 6), (5, 7)], cursor=5, lineage=2),
+        line(4, [(5, 8)], cursor=5, lineage=3),
+    ]
     cuts = [
         {"lineage": number, "from_step": number, "log_cut": {"cursor": 7, "read_on_after": after}}
         for number, after in ((2, 3), (3, 4))
@@ -259,5 +330,7 @@ def test_a_flipped_bit_is_one_of_the_weights(tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_bytes(before)
         flip(tmp_path)
         after = (tmp_path / name).read_bytes()
-        changed = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+        changed = [
+            place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new
+        ]
         assert changed == ([0] if name == "hash" else [len(before) - 1])

@@ -71,7 +71,12 @@ class Follower:
 
     async def start(self) -> None:
         self.lives.append(self.folder / f"life-{len(self.lives)}.log")
-        arguments = [self.url, RUN, str(self.folder), *([str(self.model_dir)] if self.model_dir else [])]
+        arguments = [
+            self.url,
+            RUN,
+            str(self.folder),
+            *([str(self.model_dir)] if self.model_dir else []),
+        ]
         with self.lives[-1].open("wb") as sink:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.faults.follower", *arguments),
@@ -83,7 +88,11 @@ class Follower:
 
     def events(self, name: str, lives: slice = slice(None)) -> list[dict[str, Any]]:
         """Return the events of a name, of all its processes or some."""
-        lines = [line for log in self.lives[lives] for line in log.read_text(encoding="utf-8").split("\n")[:-1]]
+        lines = [
+            line
+            for log in self.lives[lives]
+            for line in log.read_text(encoding="utf-8").split("\n")[:-1]
+        ]
         events = [json.loads(line) for line in lines if line.startswith("{")]
         return [event for event in events if event["event"] == name]
 
@@ -113,7 +122,9 @@ class Follower:
         """Kill its process as soon as the image is being patched, else after a while; return whether it was."""
 
         def patching() -> bool:
-            return any(not (file.parent / MARKER).exists() for file in self.folder.glob(f"*/{PATCHED}"))
+            return any(
+                not (file.parent / MARKER).exists() for file in self.folder.glob(f"*/{PATCHED}")
+            )
 
         def kill() -> None:
             deadline = time.monotonic() + patience_s
@@ -135,11 +146,18 @@ class Follower:
 class Learner:
     """A learner without a group log: batches, the engine's steps, and the learner's own publisher."""
 
-    def __init__(self, engine: Engine, batches: Iterator[Batch], transport: Transport, folder: Path) -> None:
+    def __init__(
+        self, engine: Engine, batches: Iterator[Batch], transport: Transport, folder: Path
+    ) -> None:
         self.engine, self.batches = engine, batches
         self.metrics = Metrics()
         self.publisher = WeightsPublisher(
-            transport, Fence(transport), folder, False, metrics=self.metrics, longest_chain=LONGEST_CHAIN
+            transport,
+            Fence(transport),
+            folder,
+            False,
+            metrics=self.metrics,
+            longest_chain=LONGEST_CHAIN,
         )
         self.versions: list[dict[str, Any]] = []
 
@@ -169,19 +187,27 @@ class Learner:
         )
 
     def _sent(self) -> dict[str, float]:
-        return {form: self.metrics.value("weights_published_bytes_total", form=form) for form in ("frame", "changes")}
+        return {
+            form: self.metrics.value("weights_published_bytes_total", form=form)
+            for form in ("frame", "changes")
+        }
 
 
 def run(json_file: Path | None, small: bool) -> int:
     """Let versions travel and print what arrived; return 1 unless every digest is the learner's."""
-    with scratch(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder, tempfile.TemporaryDirectory() as files:
+    with (
+        scratch(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder,
+        tempfile.TemporaryDirectory() as files,
+    ):
         if small:
             from horizonrl.ops.models.tiny_model import make_tiny_model
 
             model_dir = make_tiny_model(Path(files) / "model")
         else:
             model_dir = resolve_model(SMOLLM2)
-        engine = make_engine(EngineSettings(model_dir, backend="torch", threads=2, weight_decay=0.01))
+        engine = make_engine(
+            EngineSettings(model_dir, backend="torch", threads=2, weight_decay=0.01)
+        )
         try:
             result = asyncio.run(_travel(engine, model_dir, folder, Path(files), small))
         finally:
@@ -192,7 +218,9 @@ def run(json_file: Path | None, small: bool) -> int:
     return 0 if result["passed"] else 1
 
 
-async def _travel(engine: Engine, model_dir: Path, folder: Path, files: Path, small: bool) -> dict[str, Any]:
+async def _travel(
+    engine: Engine, model_dir: Path, folder: Path, files: Path, small: bool
+) -> dict[str, Any]:
     began = time.monotonic()
     async with EmbeddedServer(files / "nats") as server:
         names = ("engine", "sleeper", "victim", "late")
@@ -202,7 +230,9 @@ async def _travel(engine: Engine, model_dir: Path, folder: Path, files: Path, sm
         if not small:
             followers["engine"].model_dir = model_dir
         async with connected(RUN, BrokerSection(url=server.url), Role.CONTROLLER) as transport:
-            learner = Learner(engine, sampled_batches(model_dir, VERSIONS, groups=1), transport, files / "weights")
+            learner = Learner(
+                engine, sampled_batches(model_dir, VERSIONS, groups=1), transport, files / "weights"
+            )
             try:
                 # Held here, or the next process would remove what a killed one has left, and begin anew.
                 with shared_scratch(RUN, folder / "victim"):
@@ -220,7 +250,9 @@ async def _travel(engine: Engine, model_dir: Path, folder: Path, files: Path, sm
     }
 
 
-async def _scenario(learner: Learner, followers: dict[str, Follower], patience_s: float) -> dict[str, bool]:
+async def _scenario(
+    learner: Learner, followers: dict[str, Follower], patience_s: float
+) -> dict[str, bool]:
     """Let the versions travel; return at which one the victim was killed, and whether that was in a patch."""
     sleeper, victim, kills = followers["sleeper"], followers["victim"], {}
     early = [followers[name] for name in ("engine", "sleeper", "victim")]
@@ -251,7 +283,9 @@ async def _scenario(learner: Learner, followers: dict[str, Follower], patience_s
     return kills
 
 
-def result_of(versions: list[dict[str, Any]], followers: dict[str, Follower], kills: dict[str, bool]) -> dict[str, Any]:
+def result_of(
+    versions: list[dict[str, Any]], followers: dict[str, Follower], kills: dict[str, bool]
+) -> dict[str, Any]:
     """Compare what the followers logged with what the learner made."""
     made = {version["version"]: version for version in versions}
     actors = {name: _of_actor(follower, made) for name, follower in followers.items()}
@@ -264,7 +298,9 @@ def result_of(versions: list[dict[str, Any]], followers: dict[str, Follower], ki
         "frame_bytes": versions[0]["file_bytes"],
         "changes_bytes": _spread(changes),
         "train_s": _spread([version["train_s"] for version in versions]),
-        "publish_s": _spread([version["publish_s"] for version in versions if not version["frame_bytes"]]),
+        "publish_s": _spread(
+            [version["publish_s"] for version in versions if not version["frame_bytes"]]
+        ),
         "digests_compared": sum(actor["loaded"] for actor in actors.values()),
         "slept": {"after": f"v{SLEEPS_AFTER}.l0", "loaded_next": after_sleep},
         "killed": [{"version": version, "in_patch": hit} for version, hit in kills.items()],
@@ -278,16 +314,24 @@ def result_of(versions: list[dict[str, Any]], followers: dict[str, Follower], ki
 
 def _of_actor(follower: Follower, made: dict[str, Any]) -> dict[str, Any]:
     loaded, applied = follower.events("weights_loaded"), follower.events("weights_applied")
-    lives = [follower.events("weights_loaded", slice(life, life + 1)) for life in range(len(follower.lives))]
+    lives = [
+        follower.events("weights_loaded", slice(life, life + 1))
+        for life in range(len(follower.lives))
+    ]
     return {
         "engine": "vllm" if follower.model_dir else "none",
         "processes": len(follower.lives),
         "loaded": len(loaded),
         "first": loaded[0]["version"],
         "last": loaded[-1]["version"],
-        "digests_equal": all(event["digest"] == made[event["version"]]["digest"] for event in loaded),
+        "digests_equal": all(
+            event["digest"] == made[event["version"]]["digest"] for event in loaded
+        ),
         # What a process that was killed had received since its last version is not in its log.
-        **{f"{form}_bytes": int(sum(life[-1][form] for life in lives if life)) for form in ("frame", "changes")},
+        **{
+            f"{form}_bytes": int(sum(life[-1][form] for life in lives if life))
+            for form in ("frame", "changes")
+        },
         "key_frames_fetched": len(follower.events("key_frame_fetched")),
         # Downloads, patches and digests; then the engine's load.
         "fetch_s": _spread([event["fetch_s"] for event in applied]),

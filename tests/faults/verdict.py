@@ -49,7 +49,8 @@ class Evidence:
     def is_cut(self, end: LedgerEnd) -> bool:
         """Return whether the broker has lost the entry of an end, before a learner resumed behind it."""
         behind = any(
-            end.step <= cut["from_step"] and end.sequence > cut["log_cut"]["read_on_after"] for cut in self.cuts
+            end.step <= cut["from_step"] and end.sequence > cut["log_cut"]["read_on_after"]
+            for cut in self.cuts
         )
         return behind and not self.holds(end)
 
@@ -72,7 +73,12 @@ class Evidence:
         for line in self.ledger:
             for how in (TRAINED, "dropped", "voids"):
                 for sequence, ticket_id, *reason in line[how]:
-                    yield LedgerEnd(line["step"], sequence, ticket_id, reason[0] if reason else how.removesuffix("s"))
+                    yield LedgerEnd(
+                        line["step"],
+                        sequence,
+                        ticket_id,
+                        reason[0] if reason else how.removesuffix("s"),
+                    )
         for line in self.evaluations:
             for sequence, ticket_id, how in line["ends"]:
                 yield LedgerEnd(line["settled_step"], sequence, ticket_id, how)
@@ -126,7 +132,9 @@ async def gather(
         entries[entry.sequence] = entry
     await reader.close()
     issued = dict.fromkeys(Kind, 0)
-    for _, ticket in await TicketQueue(transport).stored_tickets():  # the last ticket issued is never removed
+    for _, ticket in await TicketQueue(
+        transport
+    ).stored_tickets():  # the last ticket issued is never removed
         issued[ticket.kind] = max(issued[ticket.kind], ticket.number + 1)
     cuts = [line for line in lineages if "log_cut" in line]
     return Evidence(config, ledger, entries, issued, evaluations, cuts)
@@ -176,7 +184,9 @@ def _doubled(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
             by_sequence[end.sequence].append(end)
     for name, group in [*by_ticket.items(), *by_sequence.items()]:
         if len(group) > 1:
-            story = ", ".join(f"{end.how} in step {end.step} (sequence {end.sequence})" for end in group)
+            story = ", ".join(
+                f"{end.how} in step {end.step} (sequence {end.sequence})" for end in group
+            )
             yield f"{name} ended {len(group)} times: {story}"
 
 
@@ -196,7 +206,9 @@ def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     config, before = evidence.config, Counter[str]()
     schedule, adaptive = config.horizon, _adaptive_turns(evidence)
     # In the order of issue, which is that of the schedule. Actors end tickets in any order.
-    for end, group in sorted(_train_groups(evidence, ends), key=lambda found: found[1].ticket.number):
+    for end, group in sorted(
+        _train_groups(evidence, ends), key=lambda found: found[1].ticket.number
+    ):
         ticket, env_id = group.ticket, group.ticket.task.env_id
         step = ticket.issued_at_version.version - config.imitation.steps
         if schedule.kind == "adaptive":
@@ -216,20 +228,32 @@ def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
     histories = Histories(rules)
     turns = {env_id: [histories.turns(env_id)] for env_id in rules}
     for line in evidence.ledger[first:]:
-        entries = (evidence.log.get(sequence) for sequence, *_ in [*line["trained"], *line["dropped"]])
-        groups = [entry.record for entry in entries if entry is not None and isinstance(entry.record, Group)]
+        entries = (
+            evidence.log.get(sequence) for sequence, *_ in [*line["trained"], *line["dropped"]]
+        )
+        groups = [
+            entry.record
+            for entry in entries
+            if entry is not None and isinstance(entry.record, Group)
+        ]
         histories.observe(groups, line["step"] - first)
         for env_id in rules:
             turns[env_id].append(histories.turns(env_id))
     return turns
 
 
-def _train_groups(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[tuple[LedgerEnd, Group]]:
+def _train_groups(
+    evidence: Evidence, ends: Sequence[LedgerEnd]
+) -> Iterator[tuple[LedgerEnd, Group]]:
     for end in ends:
         entry = evidence.log.get(end.sequence)
         if evidence.is_cut(end):
             continue
-        if entry is not None and isinstance(entry.record, Group) and entry.record.ticket.kind is Kind.TRAIN:
+        if (
+            entry is not None
+            and isinstance(entry.record, Group)
+            and entry.record.ticket.kind is Kind.TRAIN
+        ):
             yield end, entry.record
 
 
@@ -239,7 +263,9 @@ def _ledger(evidence: Evidence) -> Iterator[str]:
     for line in evidence.ledger:
         if line["step"] != before["step"] + 1 or line["version"] != line["step"]:
             yield f"step {line['step']} with version {line['version']} follows step {before['step']}"
-        cut = any(before["lineage"] < start["lineage"] <= line["lineage"] for start in evidence.cuts)
+        cut = any(
+            before["lineage"] < start["lineage"] <= line["lineage"] for start in evidence.cuts
+        )
         if line["lineage"] < before["lineage"] or (line["cursor"] < before["cursor"] and not cut):
             yield f"step {line['step']} goes back behind lineage {before['lineage']}, cursor {before['cursor']}"
         before = line
@@ -272,15 +298,25 @@ def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]
         # A repeat comes after the entry that ended its ticket. An earlier one was skipped (invariants: Order decides).
         # A ticket whose end was lost may have ended at any sequence.
         ticket_id = str(ticket_of(entry))
-        if ticket_id not in ended_at if evidence.cuts else ended_at.get(ticket_id, sequence) >= sequence:
+        if (
+            ticket_id not in ended_at
+            if evidence.cuts
+            else ended_at.get(ticket_id, sequence) >= sequence
+        ):
             yield f"sequence {sequence} ({ticket_of(entry)}) is neither an end nor the repeat of one"
         # Beyond the cursor no step has counted yet.
         repeats += sequence <= cursor and not isinstance(entry.record, DeadLetter)
     # Repeats that were counted may be lost, and entries that are read again are not counted.
-    if (counted := sum(line["repeats"] for line in evidence.ledger)) != repeats and not evidence.cuts:
+    if (
+        counted := sum(line["repeats"] for line in evidence.ledger)
+    ) != repeats and not evidence.cuts:
         yield f"the ledger counts {counted} repeats up to sequence {cursor}, the log holds {repeats}"
 
 
 def ticket_of(entry: Entry) -> str | None:
     """Return the id of the ticket that an entry ends."""
-    return entry.record.ticket_id if isinstance(entry.record, DeadLetter) else entry.record.ticket.ticket_id
+    return (
+        entry.record.ticket_id
+        if isinstance(entry.record, DeadLetter)
+        else entry.record.ticket.ticket_id
+    )

@@ -48,7 +48,15 @@ from horizonrl.ops.plan.shapes import ModelShape, shape_of_size
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 PACKAGES = (
-    *("torch", "triton", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "transformers", "safetensors", "deepspeed"),
+    *(
+        "torch",
+        "triton",
+        "nvidia-cudnn-cu13",
+        "nvidia-nccl-cu13",
+        "transformers",
+        "safetensors",
+        "deepspeed",
+    ),
     *("numpy", "numba", "pydantic", "pydantic-core", "horizonrl"),
 )
 TINY = ModelShape("tiny", 2, 64, 128, 64, 32, 512, tied=True)
@@ -72,7 +80,9 @@ class Run:
 
     def model_dir(self, size: str, **changes: Any) -> Path:
         """Return a model with random weights, which is made once for all parts."""
-        directory = self.work / "-".join([size, *(f"{name}-{value}" for name, value in changes.items())])
+        directory = self.work / "-".join(
+            [size, *(f"{name}-{value}" for name, value in changes.items())]
+        )
         if not (directory / "config.json").is_file():
             language_model(replace(self.shape(size), **changes)).save_pretrained(directory)
             forget()
@@ -88,9 +98,15 @@ class Run:
         return statistics.median(list(values.values())[-repeats:])
 
     @contextmanager
-    def engine(self, model_dir: Path, tokens: int, backend: str = "torch", **settings: Any) -> Iterator[RankEngine]:
+    def engine(
+        self, model_dir: Path, tokens: int, backend: str = "torch", **settings: Any
+    ) -> Iterator[RankEngine]:
         threads = self.pick(len(os.sched_getaffinity(0)), 1)
-        engine = make_engine(EngineSettings(model_dir, backend, micro_batch_tokens=tokens, threads=threads, **settings))
+        engine = make_engine(
+            EngineSettings(
+                model_dir, backend, micro_batch_tokens=tokens, threads=threads, **settings
+            )
+        )
         try:
             yield engine
         finally:
@@ -104,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true")
     arguments = parser.parse_args(argv)
     if not ON_GPU and not arguments.small:
-        raise SystemExit("torch.cuda.is_available() is False: give --small, or see what nvidia-smi and torch say")
+        raise SystemExit(
+            "torch.cuda.is_available() is False: give --small, or see what nvidia-smi and torch say"
+        )
     PARTS[arguments.function](Run(arguments.work, arguments.small))
 
 
@@ -199,11 +217,16 @@ def make_batch(vocabulary: int, episodes: int, tokens: int, group: int = 1, seed
     for index, row in enumerate(ids):
         row[:prompt] = ids[index - index % group, :prompt]
     logprobs = np.full(ids.shape, -np.log(vocabulary))
-    traces = [make_trace(row, prompt, logprobs[index], index % 2, index // group) for index, row in enumerate(ids)]
+    traces = [
+        make_trace(row, prompt, logprobs[index], index % 2, index // group)
+        for index, row in enumerate(ids)
+    ]
     return Batch(tuple(traces), 0)
 
 
-def make_trace(ids: Any, prompt: int, logprobs: Any, reward: float, group: int, policy: int = 0) -> Trace:
+def make_trace(
+    ids: Any, prompt: int, logprobs: Any, reward: float, group: int, policy: int = 0
+) -> Trace:
     generated = np.arange(len(ids)) >= prompt
     rewards = np.zeros(len(ids), np.float32)
     rewards[-1] = reward
@@ -223,7 +246,11 @@ def make_trace(ids: Any, prompt: int, logprobs: Any, reward: float, group: int, 
 def machine(run: Run) -> None:
     """Say what the machine is, and what its GPU does at best."""
     with measured("versions") as values:
-        values |= {"python": sys.version.split()[0], "cores": len(os.sched_getaffinity(0)), "cuda": torch.version.cuda}
+        values |= {
+            "python": sys.version.split()[0],
+            "cores": len(os.sched_getaffinity(0)),
+            "cuda": torch.version.cuda,
+        }
         for package in PACKAGES:
             try:
                 values[package] = version(package)
@@ -231,16 +258,27 @@ def machine(run: Run) -> None:
                 values[package] = None
     if ON_GPU:
         with measured("gpu") as values:
-            query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-            values["nvidia-smi"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-            values["cudnn"], values["nccl"] = torch.backends.cudnn.version(), torch.cuda.nccl.version()
+            query = [
+                "nvidia-smi",
+                "--query-gpu=name,memory.total,driver_version",
+                "--format=csv,noheader",
+            ]
+            values["nvidia-smi"] = subprocess.run(
+                query, capture_output=True, text=True, check=True
+            ).stdout.strip()
+            values["cudnn"], values["nccl"] = (
+                torch.backends.cudnn.version(),
+                torch.cuda.nccl.version(),
+            )
     with measured("peak") as values:
         side, words = run.pick((8192, 1 << 30), (256, 1 << 20))
         a, b = (torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
         values["product_tflops"] = rounded(2 * side**3 / run.seconds(lambda: a @ b, 5) / 1e12)
         source = torch.zeros(words, dtype=torch.int32, device=DEVICE)
         copy = torch.empty_like(source)
-        values["copy_tb_per_s"] = rounded(2 * source.nbytes / run.seconds(lambda: copy.copy_(source), 3) / 1e12)
+        values["copy_tb_per_s"] = rounded(
+            2 * source.nbytes / run.seconds(lambda: copy.copy_(source), 3) / 1e12
+        )
 
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -251,7 +289,10 @@ def attention(run: Run) -> None:
     """Compare kernels for packed segments with float64, forward and backward, and each with its second run."""
     own, prefix = run.pick((700, 500), (40, 30))
     alone = tuple(Segment(start, start + own) for start in range(0, 3 * own, own))
-    shared = (Segment(0, prefix), *(Segment(prefix + s.start, prefix + s.end, 0, prefix) for s in alone))
+    shared = (
+        Segment(0, prefix),
+        *(Segment(prefix + s.start, prefix + s.end, 0, prefix) for s in alone),
+    )
     for case, segments, groups, window in (
         ("alone", alone, 4, None),
         ("prefix", shared, 4, None),
@@ -261,7 +302,9 @@ def attention(run: Run) -> None:
         torch.manual_seed(0)
         tokens, width = segments[-1].end, run.pick(128, 32)
         counts = (28, groups, groups)
-        inputs = [torch.randn(1, n, tokens, width, device=DEVICE, dtype=torch.bfloat16) for n in counts]
+        inputs = [
+            torch.randn(1, n, tokens, width, device=DEVICE, dtype=torch.bfloat16) for n in counts
+        ]
         gradient = torch.randn(1, tokens, 28, width, device=DEVICE, dtype=torch.bfloat16)
         by_hand = one_matrix(segments, window)
         right = with_gradients(by_hand, [tensor.double() for tensor in inputs], gradient.double())
@@ -271,7 +314,12 @@ def attention(run: Run) -> None:
 
 
 def compare_kernel(
-    run: Run, function: Attention, inputs: list[Tensor], gradient: Tensor, right: list[Tensor], values: dict[str, Any]
+    run: Run,
+    function: Attention,
+    inputs: list[Tensor],
+    gradient: Tensor,
+    right: list[Tensor],
+    values: dict[str, Any],
 ) -> None:
     def work() -> list[Tensor]:
         return with_gradients(function, inputs, gradient)
@@ -332,9 +380,15 @@ def kernels(segments: tuple[Segment, ...], window: int | None) -> dict[str, Atte
     """Return the learner's attention, and those of torch that compute the same."""
     from torch.nn.attention.varlen import varlen_attn
 
-    keys, masks = [visible(segment) for segment in segments], [seen(segment, window) for segment in segments]
+    keys, masks = (
+        [visible(segment) for segment in segments],
+        [seen(segment, window) for segment in segments],
+    )
     asking, asked = [s.end - s.start for s in segments], [len(positions) for positions in keys]
-    bounds = [torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device=DEVICE) for counts in (asking, asked)]
+    bounds = [
+        torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device=DEVICE)
+        for counts in (asking, asked)
+    ]
     all_keys, packed = torch.cat(keys), PackedSegments(segments, DEVICE)
 
     def learner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -351,7 +405,9 @@ def kernels(segments: tuple[Segment, ...], window: int | None) -> dict[str, Atte
     def by_segment(kernel: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Attention:
         def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             queries = q.split(asking, 2)
-            parts = [kernel(queries[n], k[:, :, at], v[:, :, at], masks[n]) for n, at in enumerate(keys)]
+            parts = [
+                kernel(queries[n], k[:, :, at], v[:, :, at], masks[n]) for n, at in enumerate(keys)
+            ]
             return torch.cat(parts, 2).transpose(1, 2)
 
         return function
@@ -360,7 +416,9 @@ def kernels(segments: tuple[Segment, ...], window: int | None) -> dict[str, Atte
         return scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
 
     def flash(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
-        out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, *repeated(q, k, v), 0.0, True)[0]
+        out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, *repeated(q, k, v), 0.0, True
+        )[0]
         return out
 
     choice = {"learner": learner, "varlen": varlen, "masked, by segment": by_segment(masked)}
@@ -374,10 +432,14 @@ def lengths(run: Run) -> None:
 
     def inputs(tokens: int) -> list[Tensor]:
         shapes = [(1, heads, tokens, width) for heads in (28, 4, 4)]
-        return [torch.randn(s, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for s in shapes]
+        return [
+            torch.randn(s, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for s in shapes
+        ]
 
     def sdpa(tokens: int) -> None:
-        scaled_dot_product_attention(*inputs(tokens), is_causal=True, enable_gqa=True).sum().backward()
+        scaled_dot_product_attention(
+            *inputs(tokens), is_causal=True, enable_gqa=True
+        ).sum().backward()
 
     def learner(tokens: int) -> None:
         packed = PackedSegments((Segment(0, tokens),), DEVICE)
@@ -403,14 +465,18 @@ def step(run: Run) -> None:
     """Time a step of the backend `torch`, by what the layers keep, tokens and segments; and where the GPU waits."""
     # The tiny model's layers are below the limit from which `learner/engine/memory.py` works.
     memory.WORTH_RECOMPUTING_BYTES = run.pick(memory.WORTH_RECOMPUTING_BYTES, 0)
-    batches = run.pick(((2048, 2), (2048, 32), (8192, 32), (16384, 2), (16384, 32)), ((256, 2), (256, 8)))
+    batches = run.pick(
+        ((2048, 2), (2048, 32), (8192, 32), (16384, 2), (16384, 32)), ((256, 2), (256, 8))
+    )
     for size in run.pick(("1.5B", "0.5B"), ("0.5B",)):
         for mode in ("default", "checkpointing", "products kept"):
             with measured(f"{size}, {mode}") as values:
                 time_steps(run, size, mode, batches, values)
 
 
-def time_steps(run: Run, size: str, mode: str, batches: Sequence[tuple[int, int]], start: dict[str, Any]) -> None:
+def time_steps(
+    run: Run, size: str, mode: str, batches: Sequence[tuple[int, int]], start: dict[str, Any]
+) -> None:
     shape, model_dir = run.shape(size), run.model_dir(size)
     most = max(tokens for tokens, _ in batches)
     with run.engine(model_dir, most, gradient_checkpointing=mode == "checkpointing") as engine:
@@ -431,7 +497,9 @@ def time_steps(run: Run, size: str, mode: str, batches: Sequence[tuple[int, int]
                 values |= profiled(work)
 
 
-def speed(run: Run, shape: ModelShape, work: Callable[[], object], tokens: int, episodes: int) -> dict[str, Any]:
+def speed(
+    run: Run, shape: ModelShape, work: Callable[[], object], tokens: int, episodes: int
+) -> dict[str, Any]:
     """Return how fast a step is, and the largest memory in it."""
     step_s = run.seconds(work, 2)
     # Three passes, whatever is computed again; half of the tokens have logits.
@@ -440,7 +508,10 @@ def speed(run: Run, shape: ModelShape, work: Callable[[], object], tokens: int, 
     values["tflops"] = rounded(flops / step_s / 1e12)
     name = torch.cuda.get_device_name().replace(" ", "") if ON_GPU else ""
     # The longest name: L40S contains L4.
-    cards = sorted((card for card in ACCELERATORS.values() if card.name in name), key=lambda card: len(card.name))
+    cards = sorted(
+        (card for card in ACCELERATORS.values() if card.name in name),
+        key=lambda card: len(card.name),
+    )
     if cards:
         values["mfu"] = rounded(flops / step_s / cards[-1].flops)
     return values
@@ -452,10 +523,17 @@ def profiled(work: Callable[[], None]) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     values: dict[str, Any] = {}
-    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * ON_GPU]) as profiler, clock(values, "s"):
+    with (
+        profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * ON_GPU]) as profiler,
+        clock(values, "s"),
+    ):
         work()
     events: Any = profiler.events()
-    ran = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+    ran = [
+        event
+        for event in events
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
     busy_us, end, totals = 0.0, 0.0, dict[str, float]()
     for event in sorted(ran, key=lambda event: event.time_range.start):
         span = event.time_range
@@ -476,7 +554,11 @@ def deepspeed(run: Run) -> None:
 
 
 def resume(run: Run, stage: int, values: dict[str, Any]) -> None:
-    tokens, saved, frame = run.pick(8192, 256), run.work / "checkpoint", run.work / "frame.safetensors"
+    tokens, saved, frame = (
+        run.pick(8192, 256),
+        run.work / "checkpoint",
+        run.work / "frame.safetensors",
+    )
     batch = make_batch(run.shape("0.5B").vocabulary, 8, tokens, group=4)
     with run.engine(run.model_dir("0.5B"), tokens, "deepspeed", zero_stage=stage) as engine:
         values["collectives"] = torch.distributed.get_backend()
@@ -514,7 +596,12 @@ def read_7b(run: Run, values: dict[str, Any]) -> None:
     memory.checkpoint_layers(lm)
     scorer = TokenScorer(lm, head_dtype="bfloat16", device=DEVICE)
     places = torch.arange(tokens, device=DEVICE)
-    asked = (places % shape.vocabulary, places, torch.tensor([[0, tokens, 0, 0]]), places[tokens // 2 :])
+    asked = (
+        places % shape.vocabulary,
+        places,
+        torch.tensor([[0, tokens, 0, 0]]),
+        places[tokens // 2 :],
+    )
     values["weights_gb"] = peak_gb()
     values |= speed(run, shape, lambda: scorer(*asked).logprobs_N.sum().backward(), tokens, 1)
 
@@ -533,16 +620,23 @@ def train_3b(run: Run, values: dict[str, Any]) -> None:
 def publish(run: Run) -> None:
     """Take a version of 3B off the GPU in several ways; compare two versions on it; apply changes there and here."""
     source, frame = run.model_dir("3B") / "model.safetensors", run.work / "frame.safetensors"
-    olds = {name: t.flatten().view(torch.int16) for name, t in load_file(source, device=DEVICE.type).items()}
+    olds = {
+        name: t.flatten().view(torch.int16)
+        for name, t in load_file(source, device=DEVICE.type).items()
+    }
     size = sum(tensor.nbytes for tensor in olds.values())
     with measured("off the GPU") as values:
         values["gb"] = rounded(size / 1e9)
-        values["pageable_s"] = run.seconds(lambda: [tensor.to("cpu", copy=True) for tensor in olds.values()], 2)
+        values["pageable_s"] = run.seconds(
+            lambda: [tensor.to("cpu", copy=True) for tensor in olds.values()], 2
+        )
         with clock(values, "pin_s"):
             pinned = torch.empty(size // 2, dtype=torch.int16, pin_memory=ON_GPU)
         slots = torch.split(pinned, [len(tensor) for tensor in olds.values()])
         copies = list(zip(slots, olds.values(), strict=True))
-        values["pinned_s"] = run.seconds(lambda: [slot.copy_(old, non_blocking=True) for slot, old in copies], 2)
+        values["pinned_s"] = run.seconds(
+            lambda: [slot.copy_(old, non_blocking=True) for slot, old in copies], 2
+        )
         with clock(values, "write_s"):
             frame.write_bytes(pinned.numpy().data)
         with clock(values, "digest_s"):
@@ -596,11 +690,15 @@ def learning(run: Run) -> None:
                 lm.load_state_dict(load_file(frame, device=DEVICE.type), strict=False)
                 batch = sample(run, lm, number, vocabulary)
                 stats = engine.train_step(batch, lr)
-                values["rewards"].append(rounded(float(np.mean([t.rewards_L[-1] for t in batch.traces]))))
+                values["rewards"].append(
+                    rounded(float(np.mean([t.rewards_L[-1] for t in batch.traces])))
+                )
                 values["gaps"].append(rounded(stats.logprob_gap))
                 values["step_s"].append(rounded(time.perf_counter() - started))
         with measured("gap of each episode") as values:
-            values["gaps"] = [rounded(engine.logprob_gap_at(t, batch.version, frame)) for t in batch.traces[:4]]
+            values["gaps"] = [
+                rounded(engine.logprob_gap_at(t, batch.version, frame)) for t in batch.traces[:4]
+            ]
         with measured("resume") as values:
             engine.save(saved, {})
             digests = []
@@ -642,14 +740,18 @@ def sample(run: Run, lm: Any, policy: int, vocabulary: int) -> Batch:
 def out_of_memory(run: Run) -> None:
     """Train with too little memory: what the engine raises, and whether it goes on with less."""
     shape, tokens = run.shape("0.5B"), run.pick(65536, 512)
-    fitting, too_large = (make_batch(shape.vocabulary, 8, count) for count in (tokens // 32, tokens))
+    fitting, too_large = (
+        make_batch(shape.vocabulary, 8, count) for count in (tokens // 32, tokens)
+    )
     with run.engine(run.model_dir("0.5B"), tokens) as engine:
         with measured("a batch that fits") as values:
             values["step_s"] = run.seconds(lambda: engine.train_step(fitting, LR), 2)
             values["peak_gb"] = peak_gb()
         if ON_GPU:
             whole = torch.cuda.get_device_properties(DEVICE).total_memory
-            torch.cuda.set_per_process_memory_fraction(1.5 * torch.cuda.max_memory_reserved() / whole)
+            torch.cuda.set_per_process_memory_fraction(
+                1.5 * torch.cuda.max_memory_reserved() / whole
+            )
         with measured("one that does not"):
             engine.train_step(too_large, LR)
         with measured("the batch that fits, again") as values:
@@ -696,7 +798,9 @@ def head(run: Run) -> None:
 
     def chunked(rows_at_once: int, dtype: torch.dtype) -> list[Tensor]:
         """Return the gradients of hidden states and head; autograd adds up those of the chunks."""
-        leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in (hidden[0][0], weight_VD)]
+        leaves = [
+            tensor.detach().to(dtype).requires_grad_() for tensor in (hidden[0][0], weight_VD)
+        ]
         for start in range(0, rows, rows_at_once):
             part = slice(start, min(start + rows_at_once, rows))
             logits = linear(leaves[0][part], leaves[1])
@@ -708,7 +812,9 @@ def head(run: Run) -> None:
     with measured("learner, and one layer") as values:
         ours = learner()
         right = chunked(min(chunks), torch.float64)
-        values["error_hidden"], values["error_head"] = map(relative_error, (ours[0][0], ours[1]), right)
+        values["error_hidden"], values["error_head"] = map(
+            relative_error, (ours[0][0], ours[1]), right
+        )
         forget()
         values["s"] = run.seconds(learner, 2)
         values["peak_gb"] = peak_gb()

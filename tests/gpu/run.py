@@ -49,7 +49,13 @@ PARTS = (
     Part("machine", 40, "machine"),
     Part("attention", 60, "attention", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
     Part("lengths", 40, "lengths"),
-    Part("lengths-cudnn-last", 40, "lengths", {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}, on_gpu_only=True),
+    Part(
+        "lengths-cudnn-last",
+        40,
+        "lengths",
+        {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"},
+        on_gpu_only=True,
+    ),
     Part("step", 120, "step"),
     Part("deepspeed", 150, "deepspeed"),
     Part("large", 100, "large"),
@@ -57,7 +63,13 @@ PARTS = (
     Part("learning", 110, "learning"),
     Part("out-of-memory", 40, "out_of_memory"),
     Part("fragments", 40, "fragments", {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}),
-    Part("fragments-expandable", 40, "fragments", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, on_gpu_only=True),
+    Part(
+        "fragments-expandable",
+        40,
+        "fragments",
+        {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+        on_gpu_only=True,
+    ),
     Part("head", 50, "head"),
 )
 """In the order of what they are worth."""
@@ -65,15 +77,27 @@ PARTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="directory of gpu.json; gpu-results")
-    parser.add_argument("--small", action="store_true", help="tiny models, on a machine without a GPU too")
-    parser.add_argument("--only", metavar="NAME,...", help=f"some of {', '.join(part.name for part in PARTS)}")
-    parser.add_argument("--budget-s", type=float, default=570.0, help="seconds for all parts together; 570")
-    parser.add_argument("--work", type=Path, help="directory for models and weights, 30 GB; a temporary one")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-results"), help="directory of gpu.json; gpu-results"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="tiny models, on a machine without a GPU too"
+    )
+    parser.add_argument(
+        "--only", metavar="NAME,...", help=f"some of {', '.join(part.name for part in PARTS)}"
+    )
+    parser.add_argument(
+        "--budget-s", type=float, default=570.0, help="seconds for all parts together; 570"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="directory for models and weights, 30 GB; a temporary one"
+    )
     arguments = parser.parse_args(argv)
     names = arguments.only.split(",") if arguments.only else [part.name for part in PARTS]
     if unknown := sorted(set(names) - {part.name for part in PARTS}):
-        parser.error(f"--only names {', '.join(unknown)}: choose from {', '.join(part.name for part in PARTS)}")
+        parser.error(
+            f"--only names {', '.join(unknown)}: choose from {', '.join(part.name for part in PARTS)}"
+        )
     arguments.out.mkdir(parents=True, exist_ok=True)
     report = Report(arguments.out / "gpu.json")
     deadline = time.monotonic() + arguments.budget_s
@@ -113,14 +137,26 @@ def _measure(part: Part, report: Report, work: Path, small: bool, deadline: floa
         return
     limit_s = min(part.limit_s * (BUSY if small else 1.0), deadline - started)
     errors = work / f"{part.name}.err"
-    words = [sys.executable, str(PARTS_FILE), part.function, "--work", str(work), *["--small"] * small]
+    words = [
+        sys.executable,
+        str(PARTS_FILE),
+        part.function,
+        "--work",
+        str(work),
+        *["--small"] * small,
+    ]
     environment = os.environ | part.environment
     if small:
         environment["OMP_NUM_THREADS"] = "1"  # more of them would wait for each other
     with (
         errors.open("wb") as stderr,
         subprocess.Popen(
-            words, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+            words,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
         ) as process,
         _killed_after(limit_s, process.pid) as late,
     ):

@@ -35,11 +35,18 @@ def test_a_part_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.Mo
         """)
     )
     monkeypatch.setattr(run, "PARTS_FILE", parts)
-    table = tuple(run.Part(name, 2 if name == "hangs" else 60, name) for name in ("raises", "hangs"))
-    monkeypatch.setattr(run, "PARTS", (*table, run.Part("works", 60, "works", {"ALLOCATOR": "expandable"})))
+    table = tuple(
+        run.Part(name, 2 if name == "hangs" else 60, name) for name in ("raises", "hangs")
+    )
+    monkeypatch.setattr(
+        run, "PARTS", (*table, run.Part("works", 60, "works", {"ALLOCATOR": "expandable"}))
+    )
     assert run.main(["--out", str(tmp_path)]) == 1
     report = json.loads((tmp_path / "gpu.json").read_text())
-    assert report["raises"]["end"] == "code 1" and "ValueError: no kernel image" in report["raises"]["stderr"]
+    assert (
+        report["raises"]["end"] == "code 1"
+        and "ValueError: no kernel image" in report["raises"]["stderr"]
+    )
     assert report["hangs"]["first"] == 1 and report["hangs"]["end"] == "killed after 2 s"
     assert (report["works"]["last"], report["works"]["end"]) == ("expandable", "ok")
 
@@ -54,7 +61,9 @@ def test_parts_that_have_no_time_left_are_named(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_small_form_measures_everything(tmp_path: Path) -> None:
     """With this Python, from the tree."""
-    check_report(small_form(sys.executable, ROOT / "tests" / "gpu" / "run.py", tmp_path, dict(os.environ)))
+    check_report(
+        small_form(sys.executable, ROOT / "tests" / "gpu" / "run.py", tmp_path, dict(os.environ))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +87,13 @@ def test_the_bundle_is_small_and_for_python_3_12(bundle: Path) -> None:
     site = bundle / "gpu" / "site"
     packages = {folder.name for folder in site.iterdir()}
     assert {"horizonrl", "deepspeed", "pydantic_core", "structlog"} <= packages
-    assert packages.isdisjoint({"torch", "transformers", "numpy", "numba", "vllm", "msgpack", "xxhash"})
+    assert packages.isdisjoint(
+        {"torch", "transformers", "numpy", "numba", "vllm", "msgpack", "xxhash"}
+    )
     libraries = [file.name for file in site.rglob("*.so")]
-    assert libraries and all("cpython-312" in name or "abi3" in name for name in libraries), libraries
+    assert libraries and all("cpython-312" in name or "abi3" in name for name in libraries), (
+        libraries
+    )
 
 
 @pytest.mark.process
@@ -89,8 +102,14 @@ def test_the_bundle_runs_under_python_3_12(bundle: Path, tmp_path: Path) -> None
     """As on a bare machine: nothing of this project is on the path, and torch is that interpreter's own."""
     python = python_with_torch()
     if python is None:
-        pytest.skip("no Python 3.12 with torch, transformers and numba here: python3.12 on the PATH, or pyenv's")
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        pytest.skip(
+            "no Python 3.12 with torch, transformers and numba here: python3.12 on the PATH, or pyenv's"
+        )
+    bare = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     subprocess.run(["tar", "xJf", bundle / "gpu.tar.xz", "-C", tmp_path], check=True)
     report = small_form(python, tmp_path / "gpu" / "run.py", tmp_path, bare)
     assert report["machine"]["versions"]["python"].startswith("3.12.")
@@ -99,9 +118,14 @@ def test_the_bundle_runs_under_python_3_12(bundle: Path, tmp_path: Path) -> None
 
 def python_with_torch() -> str | None:
     """Return a Python 3.12 that has what a bare CUDA machine has."""
-    candidates = [shutil.which("python3.12"), *sorted(Path.home().glob(".pyenv/versions/3.12*/bin/python3.12"))]
+    candidates = [
+        shutil.which("python3.12"),
+        *sorted(Path.home().glob(".pyenv/versions/3.12*/bin/python3.12")),
+    ]
     for python in filter(None, candidates):
-        done = subprocess.run([python, "-c", "import torch, transformers, numba"], capture_output=True, check=False)
+        done = subprocess.run(
+            [python, "-c", "import torch, transformers, numba"], capture_output=True, check=False
+        )
         if done.returncode == 0:
             return str(python)
     return None

@@ -12,7 +12,12 @@ VOCABULARY = 100
 
 
 def branching_episode(
-    rng: np.random.Generator, index: int = 0, version: int = 1, *, fork: float = 0.4, trained: float = 0.85
+    rng: np.random.Generator,
+    index: int = 0,
+    version: int = 1,
+    *,
+    fork: float = 0.4,
+    trained: float = 0.85,
 ) -> Episode:
     """Return an episode of one to six turns, each of which opens a branch with chance `fork`."""
     ids, turns, branches = [list(PROMPT)], list[Turn](), list[Branch]()
@@ -57,7 +62,9 @@ def _turn(rng: np.random.Generator, branch: int, version: int, *, trained: bool)
 def straightened(episode: Episode) -> Episode:
     """Return the episode with the same turns in a single branch, all of them trained."""
     turns = [
-        turn.model_copy(update={"branch": 0, "trained": True, "observation_ids": (9,) if place else (8, 9)})
+        turn.model_copy(
+            update={"branch": 0, "trained": True, "observation_ids": (9,) if place else (8, 9)}
+        )
         for place, turn in enumerate(episode.turns)
     ]
     return _episode(episode.index, turns, [])
@@ -81,12 +88,18 @@ def fan_out(index: int, reward: float, subagents: int, version: int = 1) -> Epis
     turns = [turn.model_copy(update={"reward": 0.0}) for turn in turns[:-1]] + [
         turns[-1].model_copy(update={"reward": reward})
     ]
-    return _episode(index, turns, [Branch(prompt_ids=(30 + branch,)) for branch in range(subagents)])
+    return _episode(
+        index, turns, [Branch(prompt_ids=(30 + branch,)) for branch in range(subagents)]
+    )
 
 
 def _episode(index: int, turns: Sequence[Turn], branches: Sequence[Branch]) -> Episode:
     return Episode(
-        index=index, prompt_ids=PROMPT, turns=tuple(turns), branches=tuple(branches), stop=StopReason.HORIZON
+        index=index,
+        prompt_ids=PROMPT,
+        turns=tuple(turns),
+        branches=tuple(branches),
+        stop=StopReason.HORIZON,
     )
 
 

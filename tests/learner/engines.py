@@ -25,7 +25,11 @@ def start(tiny_model: Path) -> Iterator[StartEngine]:
     engines: list[RankEngine] = []
 
     def start_engine(**settings: Any) -> RankEngine:
-        engines.append(make_engine(EngineSettings(**{"model_dir": tiny_model, "objective": RETURNS} | settings)))
+        engines.append(
+            make_engine(
+                EngineSettings(**{"model_dir": tiny_model, "objective": RETURNS} | settings)
+            )
+        )
         return engines[-1]
 
     yield start_engine

@@ -19,4 +19,6 @@ def known(
         "targets_N": nothing_N + torch.nan,
     }
     episodes = int(episodes_N.max()) + 1 if len(episodes_N) else 0
-    return LossInputs(logprobs_N, advantages_N, lags_N, episodes_N, **filled | columns, episodes=episodes)
+    return LossInputs(
+        logprobs_N, advantages_N, lags_N, episodes_N, **filled | columns, episodes=episodes
+    )

@@ -38,7 +38,8 @@ def run_program(
         port = probe.getsockname()[1]
     places = machines or (HERE,) * ranks
     processes = [
-        _start(mode, model_dir, directory, place(rank, machine, places, port)) for rank, machine in enumerate(places)
+        _start(mode, model_dir, directory, place(rank, machine, places, port))
+        for rank, machine in enumerate(places)
     ]
     try:
         outputs = [process.communicate(timeout=DEADLINE_S) for process in processes]
@@ -46,11 +47,17 @@ def run_program(
         for process in processes:
             process.kill()
             process.wait()
-    printed = [json.loads(out.splitlines()[-1]) if out else {"error": error} for out, error in outputs]
-    return [{**line, "rc": process.returncode} for line, process in zip(printed, processes, strict=True)]
+    printed = [
+        json.loads(out.splitlines()[-1]) if out else {"error": error} for out, error in outputs
+    ]
+    return [
+        {**line, "rc": process.returncode} for line, process in zip(printed, processes, strict=True)
+    ]
 
 
-def place(rank: int, machine: Machine, machines: tuple[Machine, ...], port: int) -> tuple[Machine, dict[str, str]]:
+def place(
+    rank: int, machine: Machine, machines: tuple[Machine, ...], port: int
+) -> tuple[Machine, dict[str, str]]:
     """Return a rank's machine and the environment that puts it among the others."""
     if len(machines) == 1:
         return machine, {}
@@ -78,7 +85,9 @@ def _start(
         # Names the ranks that call different collectives, which would else wait for each other or exchange garbage.
         environment["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     command = [*machine.prefix, sys.executable, __file__, mode, str(model_dir), str(directory)]
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 class Deserter:
@@ -118,7 +127,13 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         reference=ReferenceSection(kl=0.1 * given.get("k", 0)),
     )
     engine = make_engine(
-        EngineSettings(model_dir, micro_batch_tokens=128, collective_timeout_s=15, objective=objective, **layout)
+        EngineSettings(
+            model_dir,
+            micro_batch_tokens=128,
+            collective_timeout_s=15,
+            objective=objective,
+            **layout,
+        )
     )
     if engine.rank != 0:
         follow(engine if mode != "desert" else Deserter(engine))

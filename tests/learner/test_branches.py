@@ -30,12 +30,16 @@ def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
     rng, episodes = np.random.default_rng(dice.randrange(1 << 32)), list(group.episodes)
     for index, episode in enumerate(episodes):
         made = branching_episode(rng, index, max(policy.version, 1))
-        turns = [turn.model_copy(update={"reward": 0.0}) for turn in made.turns[: ticket.horizon_turns]]
+        turns = [
+            turn.model_copy(update={"reward": 0.0}) for turn in made.turns[: ticket.horizon_turns]
+        ]
         spanned = [
             turn.model_copy(
                 update={
                     "spans": tuple(
-                        span.model_copy(update={"version": policy.version, "lineage": policy.lineage})
+                        span.model_copy(
+                            update={"version": policy.version, "lineage": policy.lineage}
+                        )
                         for span in turn.spans
                     )
                 }
@@ -46,7 +50,9 @@ def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
         used = max(turn.branch for turn in spanned)
         last = {turn.branch: place for place, turn in enumerate(spanned)}
         spanned = [
-            turn.model_copy(update={"observation_ids": (), "trained": True}) if last[turn.branch] == place else turn
+            turn.model_copy(update={"observation_ids": (), "trained": True})
+            if last[turn.branch] == place
+            else turn
             for place, turn in enumerate(spanned)
         ]
         episodes[index] = type(made)(
@@ -84,7 +90,9 @@ def test_a_run_of_branching_groups_settles_every_ticket_once_and_replays(
         await world.check()
 
     asyncio.run(scenario())
-    episodes = [line for file in (world.config.run_dir / "episodes").iterdir() for line in read_lines(file)]
+    episodes = [
+        line for file in (world.config.run_dir / "episodes").iterdir() for line in read_lines(file)
+    ]
     forked = [line for line in episodes if line.get("branches")]
     assert forked
     for line in forked:
@@ -98,7 +106,9 @@ def test_a_model_trains_on_branching_groups_and_a_replay_makes_the_same_weights(
     world = Branching(tmp_path / "run", overrides=(f"--loss.normalisation={normalisation}",))
 
     def engine() -> Any:
-        settings = EngineSettings(model_dir=tiny_model, backend="torch", objective=world.config.objective)
+        settings = EngineSettings(
+            model_dir=tiny_model, backend="torch", objective=world.config.objective
+        )
         return make_engine(settings)
 
     world.make_engine = engine

@@ -18,7 +18,10 @@ def config_with(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("overrides", "training"),
     [
-        ((), 46),  # 3 × 12 of training state; weights files: 3 that are new, 2 of the checkpoints that are kept
+        (
+            (),
+            46,
+        ),  # 3 × 12 of training state; weights files: 3 that are new, 2 of the checkpoints that are kept
         (("--eval.every=5",), 50),
         (("--learner.keep_checkpoints=1",), 24 + 8),
         (("--learner.keep_checkpoints=4",), 60 + 14),
@@ -36,7 +39,9 @@ def test_adapters_need_little_but_the_weights_of_the_whole_model() -> None:
     assert (need.checkpoints, need.frames) == (3 * 12 * 10, 5 * 2 * 1000)
 
 
-def test_parameters_are_counted_in_the_models_files(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_parameters_are_counted_in_the_models_files(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_models[0])
@@ -53,14 +58,18 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_step(
     need = disk_need(config, *count_parameters(tiny_models[0], 0))
 
     def told(free: float) -> list[str]:
-        monkeypatch.setattr(disk, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=free)))
+        monkeypatch.setattr(
+            disk, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=free))
+        )
         with capture_logs() as events:
             require_disk(config, tiny_models[0])
         return [event["event"] for event in events]
 
     assert told(need.training) == ["disk_planned"]
     assert told(need.training - 1) == ["disk_planned", "disk_short"]
-    with pytest.raises(CheckpointError, match=r"GB free, but the run needs .* or lower learner\.keep_checkpoints"):
+    with pytest.raises(
+        CheckpointError, match=r"GB free, but the run needs .* or lower learner\.keep_checkpoints"
+    ):
         told(need.first - 1)
 
     # What the run has written already is no further need, and a hard link is no second file.
@@ -71,4 +80,6 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_step(
     os.link(written, config.run_dir / "checkpoints/step-000005/weights.safetensors")
     assert told(need.training - 1000) == ["disk_planned"]
     assert told(need.training - 1001) == ["disk_planned", "disk_short"]
-    assert told(0) == ["disk_planned", "disk_short"], "it may resume, and end with a full disk as before"
+    assert told(0) == ["disk_planned", "disk_short"], (
+        "it may resume, and end with a full disk as before"
+    )

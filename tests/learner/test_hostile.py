@@ -66,12 +66,24 @@ def attacks(honest: list[Message]) -> Iterator[Attack]:
     victim = make_ticket(3, version=2)
     names = [f"{kind.value}-{n:08d}" for kind in Kind for n in range(6)]
     yield attack("a forged ticket", encode(group(make_ticket(77))), "train-00000077", "forged")
-    yield attack("a forged signature", encode(group(victim.model_copy(update={"signature": "0" * 64}))), "x1", "forged")
-    yield attack("another key", encode(group(TicketSigner("run", b"a" * 32).sign(victim))), "x2", "forged")
-    yield attack("another run", encode(group(TicketSigner("other", KEY).sign(victim))), "x3", "forged")
+    yield attack(
+        "a forged signature",
+        encode(group(victim.model_copy(update={"signature": "0" * 64}))),
+        "x1",
+        "forged",
+    )
+    yield attack(
+        "another key", encode(group(TicketSigner("run", b"a" * 32).sign(victim))), "x2", "forged"
+    )
+    yield attack(
+        "another run", encode(group(TicketSigner("other", KEY).sign(victim))), "x3", "forged"
+    )
     taken = own()
     yield attack(
-        "another's ticket", encode(group(victim.model_copy(update={"signature": taken.signature}))), "x4", "forged"
+        "another's ticket",
+        encode(group(victim.model_copy(update={"signature": taken.signature}))),
+        "x4",
+        "forged",
     )
     altered = own().model_copy(update={"horizon_turns": 1_000})
     yield attack("an altered ticket", encode(group(altered)), "x5", "forged")
@@ -80,18 +92,41 @@ def attacks(honest: list[Message]) -> Iterator[Attack]:
     for name in names:
         yield attack("a taken id", b"junk", name, "malformed")
         yield attack("a guessed id", b"junk", f"{name}.{'0' * 32}", "malformed")
-    for name in ("train-" + "9" * 5_000, "train-99999999999999999999", "train-٣٣٣٣٣٣٣٣", "train--0000001", "eval-"):
+    for name in (
+        "train-" + "9" * 5_000,
+        "train-99999999999999999999",
+        "train-٣٣٣٣٣٣٣٣",
+        "train--0000001",
+        "eval-",
+    ):
         yield attack("an impossible id", b"junk", name, "malformed")
     yield attack("garbage", random.Random(2).randbytes(4_000), "x7", "malformed")
     yield attack("nothing", b"", "x8", "malformed")
-    yield attack("a zstd bomb", zstandard.ZstdCompressor().compress(bytes(50_000_000)), "x9", "malformed")
-    yield attack("a bomb of containers", b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20), "x10", "malformed")
+    yield attack(
+        "a zstd bomb", zstandard.ZstdCompressor().compress(bytes(50_000_000)), "x9", "malformed"
+    )
+    yield attack(
+        "a bomb of containers", b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20), "x10", "malformed"
+    )
     yield attack("a deep nesting", b"\x91" * 100_000, "x11", "malformed")
-    yield attack("another schema", msgpack.packb({"schema": 9, "type": "group", "body": {}}), "x12", "unknown_schema")
+    yield attack(
+        "another schema",
+        msgpack.packb({"schema": 9, "type": "group", "body": {}}),
+        "x12",
+        "unknown_schema",
+    )
     joins = {PARTS: "65000", DIGEST: "0" * 32, FIRST: "1"}
     yield attack("a forged joining", b"", "x14", "forged", subject=JOINED, headers=joins)
     joined = own()
-    yield attack("no parts", b"", joined.end_id, "malformed", subject=JOINED, headers=joins, dropped="malformed")
+    yield attack(
+        "no parts",
+        b"",
+        joined.end_id,
+        "malformed",
+        subject=JOINED,
+        headers=joins,
+        dropped="malformed",
+    )
     replayed = honest[0]
     yield attack("a replay", replayed.data, "x13", "", subject=replayed.subject)
     yield from dishonest(own, group)
@@ -105,7 +140,9 @@ def dishonest(own: Any, group: Any) -> Iterator[Attack]:
         turn = made.episodes[0].turns[0].model_copy(update={field: value})
         return sent(name, made, turn, "malformed")
 
-    def sent(name: str, made: Group, turn: Turn, counted: str, dropped: str = "malformed") -> Attack:
+    def sent(
+        name: str, made: Group, turn: Turn, counted: str, dropped: str = "malformed"
+    ) -> Attack:
         episode = made.episodes[0].model_copy(update={"turns": (turn,)})
         data = encode(made.model_copy(update={"episodes": (episode, *made.episodes[1:])}))
         return Attack(name, "groups.train", data, made.ticket.end_id, counted, dropped)
@@ -119,7 +156,9 @@ def dishonest(own: Any, group: Any) -> Iterator[Attack]:
     yield broken("negative ids", "output_ids", (-1, -2))
     made = group(own())
     turn = made.episodes[0].turns[0]
-    yield sent("ids beyond the vocabulary", made, turn.model_copy(update={"output_ids": (5, 100)}), "")
+    yield sent(
+        "ids beyond the vocabulary", made, turn.model_copy(update={"output_ids": (5, 100)}), ""
+    )
     made = group(own())
     long = {
         "output_ids": (5,) * 64,
@@ -130,10 +169,14 @@ def dishonest(own: Any, group: Any) -> Iterator[Attack]:
     made = group(own(sampling=make_ticket().sampling.model_copy(update={"max_turn_tokens": 1})))
     yield sent("a longer turn than ordered", made, turn, "")
     made = group(own())
-    future = turn.model_copy(update={"spans": (turn.spans[0].model_copy(update={"version": 2**31 - 1}),)})
+    future = turn.model_copy(
+        update={"spans": (turn.spans[0].model_copy(update={"version": 2**31 - 1}),)}
+    )
     yield sent("an impossible version", made, future, "", "lineage")
     made = group(own())
-    yield sent("a longer group", made.model_copy(update={"episodes": made.episodes * 2}), turn, "malformed")
+    yield sent(
+        "a longer group", made.model_copy(update={"episodes": made.episodes * 2}), turn, "malformed"
+    )
 
 
 @dataclass
@@ -143,7 +186,9 @@ class Learned:
     dead: list[Message]
 
 
-async def learn(run_root: Path, messages: list[tuple[str, bytes, str, Mapping[str, str]]], key: Path) -> Learned:
+async def learn(
+    run_root: Path, messages: list[tuple[str, bytes, str, Mapping[str, str]]], key: Path
+) -> Learned:
     """Train the run from a log."""
     asyncio.get_running_loop().set_default_executor(InlineExecutor())
     server, metrics = MemoryServer(), Metrics()
@@ -161,7 +206,9 @@ async def learn(run_root: Path, messages: list[tuple[str, bytes, str, Mapping[st
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_weights_are_the_same_with_and_without_hostile_messages(tmp_path: Path, seed: int) -> None:
+def test_the_weights_are_the_same_with_and_without_hostile_messages(
+    tmp_path: Path, seed: int
+) -> None:
     key = tmp_path / "ticket.key"
     key.write_bytes(KEY)
 
@@ -176,11 +223,21 @@ def test_the_weights_are_the_same_with_and_without_hostile_messages(tmp_path: Pa
         dice = random.Random(seed)
         for attack in evil:
             first = 1 if attack.name == "a replay" else 0
-            place = dice.randint(first, len(log) - 4)  # before the end: what comes after the last step is not read
-            mixed.insert(mixed.index(log[place]), (attack.subject, attack.data, attack.message_id, attack.headers))
-        alone, beside = await learn(tmp_path / "a", log, key), await learn(tmp_path / "b", mixed, key)
+            place = dice.randint(
+                first, len(log) - 4
+            )  # before the end: what comes after the last step is not read
+            mixed.insert(
+                mixed.index(log[place]),
+                (attack.subject, attack.data, attack.message_id, attack.headers),
+            )
+        alone, beside = (
+            await learn(tmp_path / "a", log, key),
+            await learn(tmp_path / "b", mixed, key),
+        )
         assert settled(alone.ledger) == settled(beside.ledger) == settled(world.ledger())
-        assert [line["weights_digest"] for line in alone.ledger] == [line["weights_digest"] for line in beside.ledger]
+        assert [line["weights_digest"] for line in alone.ledger] == [
+            line["weights_digest"] for line in beside.ledger
+        ]
         check_counts(beside, evil)
 
     asyncio.run(scenario())
@@ -207,5 +264,12 @@ def check_counts(learned: Learned, evil: list[Attack]) -> None:
         assert learned.metrics.value("log_entries_refused_total", reason=reason) == count, reason
     assert learned.metrics.value("log_entries_refused_total", reason="repeat") == 1
     assert len(learned.dead) == sum(counted.values())
-    dropped = [end for line in learned.ledger for end in line["dropped"] if int(end[1].partition("-")[2]) >= OWN]
-    assert Counter(reason for *_, reason in dropped) == Counter(attack.dropped for attack in evil if attack.dropped)
+    dropped = [
+        end
+        for line in learned.ledger
+        for end in line["dropped"]
+        if int(end[1].partition("-")[2]) >= OWN
+    ]
+    assert Counter(reason for *_, reason in dropped) == Counter(
+        attack.dropped for attack in evil if attack.dropped
+    )

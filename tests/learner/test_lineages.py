@@ -21,24 +21,39 @@ def test_weights_are_found_by_lineage_and_version(tmp_path: Path) -> None:
 
 def test_a_pending_batch_tells_the_tokens_of_two_lineages_apart() -> None:
     turn = make_turn((1, 2, 3), 4, 1.0).model_copy(
-        update={"spans": (VersionSpan(version=4, lineage=0, tokens=1), VersionSpan(version=4, lineage=1, tokens=2))}
+        update={
+            "spans": (
+                VersionSpan(version=4, lineage=0, tokens=1),
+                VersionSpan(version=4, lineage=1, tokens=2),
+            )
+        }
     )
     group = make_group(version=4).model_copy(update={"episodes": (make_episode(0, turn),)})
     (tokens,) = PendingBatch(admitted=[(1, group)]).sampled()
-    assert tokens == {PolicyVersion(version=4, lineage=0): 1, PolicyVersion(version=4, lineage=1): 2}
+    assert tokens == {
+        PolicyVersion(version=4, lineage=0): 1,
+        PolicyVersion(version=4, lineage=1): 2,
+    }
 
 
 def test_no_trace_is_compared_in_which_two_lineages_share_the_newest_version() -> None:
     newest = PolicyVersion(version=4, lineage=1)
     mixed = tuple(VersionSpan(version=4, lineage=lineage, tokens=5) for lineage in (0, 1))
-    pure = (VersionSpan(version=3, lineage=0, tokens=8), VersionSpan(version=4, lineage=1, tokens=2))
+    pure = (
+        VersionSpan(version=3, lineage=0, tokens=8),
+        VersionSpan(version=4, lineage=1, tokens=2),
+    )
     episodes = [
         make_episode(index, make_turn((1,) * 10, 4, 1.0).model_copy(update={"spans": spans}))
         for index, spans in enumerate((mixed, pure))
     ]
-    both = PendingBatch(admitted=[(1, make_group(version=4).model_copy(update={"episodes": tuple(episodes)}))])
+    both = PendingBatch(
+        admitted=[(1, make_group(version=4).model_copy(update={"episodes": tuple(episodes)}))]
+    )
     assert (both.newest_policy(), both.trace_index(newest)) == (newest, 1)
-    only_mixed = PendingBatch(admitted=[(1, make_group(version=4).model_copy(update={"episodes": (episodes[0],)}))])
+    only_mixed = PendingBatch(
+        admitted=[(1, make_group(version=4).model_copy(update={"episodes": (episodes[0],)}))]
+    )
     assert only_mixed.trace_index(newest) is None
 
 

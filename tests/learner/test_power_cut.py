@@ -32,12 +32,17 @@ def cut(server: MemoryServer, stream: Stream, lost: int) -> None:
         if sequence in held.messages:
             held.remove(sequence)
     held.last_sequence -= lost
-    held.ids = {name: sequence for name, sequence in held.ids.items() if sequence <= held.last_sequence}
+    held.ids = {
+        name: sequence for name, sequence in held.ids.items() if sequence <= held.last_sequence
+    }
 
 
 async def first_half(world: World) -> None:
     """Train until a checkpoint is far enough from the first step, and stop the learner, which writes another."""
-    running, checkpoints = asyncio.create_task(world.run()), CheckpointStore(world.config.run_dir / "checkpoints", 2)
+    running, checkpoints = (
+        asyncio.create_task(world.run()),
+        CheckpointStore(world.config.run_dir / "checkpoints", 2),
+    )
     while (newest := checkpoints.newest()) is None or newest.step < 4:
         await asyncio.sleep(0.005)
     world.stopping.set()
@@ -55,7 +60,9 @@ def check_ends(world: World) -> None:
     ends.update(ticket for line in world.evals() for _, ticket, _ in line["ends"])
     assert set(ends.values()) == {1}
     for kind in Kind:
-        numbers = sorted(int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value))
+        numbers = sorted(
+            int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value)
+        )
         assert numbers == list(range(len(numbers)))
     assert world.metrics.value("conservation_violations") == 0
 
@@ -65,7 +72,9 @@ async def regrow(world: World, beyond: int) -> None:
     asyncio.get_running_loop().set_default_executor(InlineExecutor())
     log = world.server.runs["run"].streams[Stream.GROUPS]
     programs = {"actor": world._act, "controller": world._control}
-    alive = [asyncio.create_task(world._relive(role, program)) for role, program in programs.items()]
+    alive = [
+        asyncio.create_task(world._relive(role, program)) for role, program in programs.items()
+    ]
     async with asyncio.timeout(10):
         while log.last_sequence <= beyond:
             await asyncio.sleep(0.01)
@@ -75,7 +84,8 @@ async def regrow(world: World, beyond: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "regrown", "tickets"), [(1, False, 0), (6, False, 0), (4, False, 4), (1, True, 0), (3, True, 4)]
+    ("lost", "regrown", "tickets"),
+    [(1, False, 0), (6, False, 0), (4, False, 4), (1, True, 0), (3, True, 4)],
 )
 def test_a_run_goes_on_from_what_a_power_cut_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, regrown: bool, tickets: int
@@ -105,8 +115,19 @@ def test_a_run_goes_on_from_what_a_power_cut_has_left(
 
 def replay_of(world: World) -> Replay:
     lineages = read_lines(world.config.run_dir / "lineages.jsonl")
-    engine, transport = EngineThread(HashEngine(), InlineExecutor()), MemoryTransport(world.server, "run")
-    return Replay(world.config, transport, GroupLog(transport), engine, world.rules, world.config.run_dir, lineages)
+    engine, transport = (
+        EngineThread(HashEngine(), InlineExecutor()),
+        MemoryTransport(world.server, "run"),
+    )
+    return Replay(
+        world.config,
+        transport,
+        GroupLog(transport),
+        engine,
+        world.rules,
+        world.config.run_dir,
+        lineages,
+    )
 
 
 async def check_replay(world: World, cut_step: int) -> None:
@@ -127,12 +148,16 @@ def test_a_broker_that_has_never_held_anything_is_not_the_one_that_was_read(tmp_
         elsewhere = World(tmp_path, overrides=("--rl.steps=9",))
         with pytest.raises(ExceptionGroup) as refused:
             await elsewhere.learner(MortalTransport(elsewhere.server, None)).run()
-        assert refused.group_contains(CheckpointMismatch, match="not the log that was read before", depth=2)
+        assert refused.group_contains(
+            CheckpointMismatch, match="not the log that was read before", depth=2
+        )
 
     asyncio.run(scenario())
 
 
-def test_entries_of_a_log_that_was_cut_and_has_grown_again_are_not_freed_for_an_old_cursor(tmp_path: Path) -> None:
+def test_entries_of_a_log_that_was_cut_and_has_grown_again_are_not_freed_for_an_old_cursor(
+    tmp_path: Path,
+) -> None:
     """The kept checkpoints count entries that are no longer those of the log."""
 
     async def scenario() -> None:
@@ -165,7 +190,9 @@ def test_a_place_is_the_cursor_as_long_as_the_log_is_the_one_that_was_read(broke
             assert await resume_position(transport, 9, "x") == 0  # it ends before
             await log.purge_below(4)
             assert await resume_position(transport, 4, marks[3]) == 4
-            assert await resume_position(transport, 3, marks[2]) == 3  # its entry is purged, and nothing after it
+            assert (
+                await resume_position(transport, 3, marks[2]) == 3
+            )  # its entry is purged, and nothing after it
             assert await resume_position(transport, 9, "x") == 3
             with pytest.raises(LogGap, match="has been purged"):
                 await resume_position(transport, 2, marks[1])
@@ -197,7 +224,9 @@ def test_a_reader_whose_broker_comes_back_with_another_end_says_so() -> None:
     asyncio.run(scenario())
 
 
-def test_a_ticket_that_a_power_cut_took_with_its_group_is_found_though_the_log_ends_earlier_now() -> None:
+def test_a_ticket_that_a_power_cut_took_with_its_group_is_found_though_the_log_ends_earlier_now() -> (
+    None
+):
     audit = Audit()
     assert audit.vanished(Progress(cursor=10), {"train-00000009"}, log_end=20) == set()
     assert audit.vanished(Progress(cursor=14), {"train-00000009"}, log_end=14) == {"train-00000009"}

@@ -33,7 +33,9 @@ def test_a_recorded_run_replays_to_the_same_digests(tmp_path: Path, resumed: boo
     checkpoints = tmp_path / "checkpoints"
     shutil.copytree(RECORDED / "step-000006", checkpoints / "step-000006")
     start = CheckpointStore(checkpoints, keep=2).newest() if resumed else None
-    ledger = [line for line in read_lines(RECORDED / "ledger.jsonl") if not resumed or line["step"] > 6]
+    ledger = [
+        line for line in read_lines(RECORDED / "ledger.jsonl") if not resumed or line["step"] > 6
+    ]
 
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")

@@ -62,7 +62,12 @@ class LivingWorld(World):
 
 
 def saved(run: MemoryRun) -> dict[str, Any]:
-    return copy.deepcopy({name: getattr(run, name) for name in ("streams", "leases", "delivered", "state", "revision")})
+    return copy.deepcopy(
+        {
+            name: getattr(run, name)
+            for name in ("streams", "leases", "delivered", "state", "revision")
+        }
+    )
 
 
 def restore(run: MemoryRun, backup: dict[str, Any]) -> None:
@@ -80,7 +85,10 @@ async def lose_steps(world: LivingWorld, after: int, lost: int) -> None:
     state = StateStore(MortalTransport(world.server, None))
 
     async def step(wanted: int) -> None:
-        while not isinstance(progress := await state.get(Key.PROGRESS), Progress) or progress.step < wanted:
+        while (
+            not isinstance(progress := await state.get(Key.PROGRESS), Progress)
+            or progress.step < wanted
+        ):
             await asyncio.sleep(0)
 
     run = world.server.runs["run"]
@@ -88,7 +96,9 @@ async def lose_steps(world: LivingWorld, after: int, lost: int) -> None:
     backup = saved(run)
     await step(after + lost)
     world.gate.clear()
-    await asyncio.sleep(0.3)  # all that has credit is issued: a ticket that is still due would show what was lost
+    await asyncio.sleep(
+        0.3
+    )  # all that has credit is issued: a ticket that is still due would show what was lost
     restore(run, backup)
     world.gate.set()
     for transport in world.transports:
@@ -113,7 +123,9 @@ def test_a_run_goes_on_though_its_broker_has_lost_every_ticket_that_is_outstandi
         assert world.metrics.value("tickets_reissued_total", kind="train") > 0
         # A program that begins counts as many as have ended, from the stream alone.
         ends = [ticket for line in world.ledger() for _, ticket in line["trained"]]
-        assert await TicketQueue(world.transports[0]).count_issued(Kind.TRAIN) >= sum("train" in end for end in ends)
+        assert await TicketQueue(world.transports[0]).count_issued(Kind.TRAIN) >= sum(
+            "train" in end for end in ends
+        )
 
     asyncio.run(scenario())
 
@@ -129,7 +141,9 @@ def test_a_replay_says_that_the_broker_has_lost_an_entry_since_and_skips_what_th
         stream = world.server.runs["run"].streams[Stream.GROUPS]
         lost = stream.messages[sequence]
         stream.remove(sequence)
-        with pytest.raises(RunFailed, match=f"does not hold entries {sequence} to {sequence} .*--to 3"):
+        with pytest.raises(
+            RunFailed, match=f"does not hold entries {sequence} to {sequence} .*--to 3"
+        ):
             assert [done async for done in replay_of(world).steps(None, lines)]
         # The run itself has met the hole, and the log is whole again.
         again = World(tmp_path / "again", server=world.server)

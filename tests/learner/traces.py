@@ -18,7 +18,9 @@ def make_trace(rng: np.random.Generator, tokens: int, version: int = 0, group: i
     return Trace(
         ids_L=rng.integers(0, 512, tokens).astype(np.int32),
         turns_L=turns_L,
-        logprobs_L=np.where(mask_L, rng.normal(-6.5, 0.3, tokens).clip(max=0), 0).astype(np.float32),
+        logprobs_L=np.where(mask_L, rng.normal(-6.5, 0.3, tokens).clip(max=0), 0).astype(
+            np.float32
+        ),
         versions_L=np.where(mask_L, version - rng.integers(0, 2, tokens), -1).astype(np.int32),
         rewards_L=rewards_L,
         group=group,
@@ -28,7 +30,10 @@ def make_trace(rng: np.random.Generator, tokens: int, version: int = 0, group: i
 def make_batch(seed: int = 0, traces: int = 6, longest: int = 60, version: int = 1) -> Batch:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(8, longest, traces)
-    made = (make_trace(rng, int(length), version, group=index // 2) for index, length in enumerate(lengths))
+    made = (
+        make_trace(rng, int(length), version, group=index // 2)
+        for index, length in enumerate(lengths)
+    )
     return Batch(tuple(made), version)
 
 

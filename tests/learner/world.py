@@ -23,7 +23,16 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import METRICS
 from horizonrl.common.state import Progress, WeightsManifest
-from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, StopReason, Task, Ticket, Void
+from horizonrl.common.types import (
+    Group,
+    Kind,
+    PolicyVersion,
+    Provenance,
+    StopReason,
+    Task,
+    Ticket,
+    Void,
+)
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.main import build_controller
 from horizonrl.learner.engine.backends.hash import HashEngine
@@ -38,7 +47,9 @@ from tests.records import make_episode, make_turn
 
 T = TypeVar("T")
 SOURCES = [TaskSource("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
-EVAL_TASKS = tuple(EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "ab"[n % 2]) for n in range(3))
+EVAL_TASKS = tuple(
+    EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "ab"[n % 2]) for n in range(3)
+)
 EVALUATING = ("--eval.every=2", "--eval.samples=2")
 IDENTITY = {"model": "m"}
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
@@ -147,7 +158,9 @@ class World:
         )
         self.eval_tasks = EVAL_TASKS if self.config.eval.every else ()
         rl = self.config.rl
-        self.rules = replace(RULES, max_staleness=rl.max_staleness, demos_in_rl=rl.demos_per_step > 0)
+        self.rules = replace(
+            RULES, max_staleness=rl.max_staleness, demos_in_rl=rl.demos_per_step > 0
+        )
         self.lives: Counter[str] = Counter()
         self.stopping = asyncio.Event()
         """Stops the learner, as SIGTERM does."""
@@ -166,7 +179,9 @@ class World:
             await controller
             actor.cancel()
 
-    async def _relive(self, role: str, program: Callable[[MortalTransport], Coroutine[Any, Any, None]]) -> None:
+    async def _relive(
+        self, role: str, program: Callable[[MortalTransport], Coroutine[Any, Any, None]]
+    ) -> None:
         while True:
             life, deaths = self.lives[role], self.deaths.get(role, [])
             transport = MortalTransport(self.server, deaths[life] if life < len(deaths) else None)
@@ -187,7 +202,9 @@ class World:
     async def _learn(self, transport: MortalTransport) -> None:
         await self.learner(transport).run()
 
-    def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
+    def learner(
+        self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY
+    ) -> LearnerLoop:
         engine = EngineThread(self.make_engine(), InlineExecutor())
         ports = open_ports(self.config, transport, engine, self.stopping, self.metrics)
         return build_loop(self.config, ports, self.rules, identity, self.eval_tasks)
@@ -196,11 +213,22 @@ class World:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
         held: list[tuple[Lease, PolicyVersion]] = []
         while True:
-            taken = await tickets.lease(self.patience_s if held else 0.2) if len(held) < self.hand else None
+            taken = (
+                await tickets.lease(self.patience_s if held else 0.2)
+                if len(held) < self.hand
+                else None
+            )
             if taken is not None:
-                if self.idle_from is None or taken.ticket.issued_at_version.version < self.idle_from:
+                if (
+                    self.idle_from is None
+                    or taken.ticket.issued_at_version.version < self.idle_from
+                ):
                     manifest = await state.get(Key.POLICY)
-                    policy = manifest.policy if isinstance(manifest, WeightsManifest) else PolicyVersion()
+                    policy = (
+                        manifest.policy
+                        if isinstance(manifest, WeightsManifest)
+                        else PolicyVersion()
+                    )
                     held.append((taken, policy))
                 if len(held) < self.hand:
                     continue
@@ -226,7 +254,11 @@ class World:
         Not where groups are lost: those are found once every older ticket is done, and no version would come before.
         """
         wanted = ticket.issued_at_version.version + 2 * (ticket.number % len(EVAL_TASKS))
-        return not self.faults and ticket.kind is Kind.EVAL and policy.version < min(wanted, self.config.total_steps)
+        return (
+            not self.faults
+            and ticket.kind is Kind.EVAL
+            and policy.version < min(wanted, self.config.total_steps)
+        )
 
     # ---- what must be true afterwards
 
@@ -249,7 +281,9 @@ class World:
         assert set(ends.values()) == {1}
         transport = MemoryTransport(self.server, "run")
         for kind in Kind:
-            numbers = sorted(int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value))
+            numbers = sorted(
+                int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value)
+            )
             issued = await TicketQueue(transport).count_issued(kind)
             if kind is Kind.DEMO and self.rules.demos_in_rl:  # the last ones are not waited for
                 assert set(numbers) <= set(range(issued))
@@ -264,7 +298,9 @@ class World:
         self._check_journal(lines)
         await self._check_evaluations(transport)
         engine = EngineThread(HashEngine(), InlineExecutor())
-        replay = Replay(self.config, transport, GroupLog(transport), engine, self.rules, self.config.run_dir)
+        replay = Replay(
+            self.config, transport, GroupLog(transport), engine, self.rules, self.config.run_dir
+        )
         assert all([done.equal async for done in replay.steps(None, lines)])
 
     async def _check_evaluations(self, transport: MemoryTransport) -> None:
@@ -274,21 +310,36 @@ class World:
         while (entry := await reader.next(0.0)) is not None:
             if isinstance(entry.record, Group):
                 groups[entry.sequence] = entry.record
-        rounds = [[int(ticket.removeprefix("eval-")) // 3 for _, ticket, _ in line["ends"]] for line in self.evals()]
+        rounds = [
+            [int(ticket.removeprefix("eval-")) // 3 for _, ticket, _ in line["ends"]]
+            for line in self.evals()
+        ]
         assert sorted(rounds) == [[number] * 3 for number in range(self.config.eval_rounds)]
         for line in self.evals():
             played = [groups[sequence] for sequence, _, how in line["ends"] if how == "evaluated"]
-            assert {group.ticket.task.task_id for group in played} <= {planned.task.task_id for planned in EVAL_TASKS}
-            assert line["successes"] == sum(episode.success for group in played for episode in group.episodes)
+            assert {group.ticket.task.task_id for group in played} <= {
+                planned.task.task_id for planned in EVAL_TASKS
+            }
+            assert line["successes"] == sum(
+                episode.success for group in played for episode in group.episodes
+            )
             assert line["episodes"] == sum(len(group.episodes) for group in played)
-            assert all(line["oldest_version"] <= group.newest_version <= line["newest_version"] for group in played)
+            assert all(
+                line["oldest_version"] <= group.newest_version <= line["newest_version"]
+                for group in played
+            )
         files = sorted((self.config.run_dir / "episodes").glob("eval-*.jsonl"))
         kept_texts = Counter(line["ticket"] for file in files for line in read_lines(file))
-        evaluated = [ticket for line in self.evals() for _, ticket, how in line["ends"] if how == "evaluated"]
+        evaluated = [
+            ticket for line in self.evals() for _, ticket, how in line["ends"] if how == "evaluated"
+        ]
         assert kept_texts == dict.fromkeys(evaluated, self.config.eval.samples)
         best = Best(self.config.run_dir / "best")
         if (kept := best.read()) is not None and kept["version"]:
-            assert digest_file(best.weights(kept)) == self.ledger()[kept["version"] - 1]["weights_digest"]
+            assert (
+                digest_file(best.weights(kept))
+                == self.ledger()[kept["version"] - 1]["weights_digest"]
+            )
 
     async def _check_horizons(self, transport: MemoryTransport) -> None:
         """No stage skipped or repeated: in the order of their numbers, the tickets' horizons only grow."""
@@ -307,7 +358,11 @@ class World:
         sizes = {"demo": 1, "train": self.config.rollout.group_size}
         assert [line["step"] for line in lines] == [line["step"] for line in ledger]
         assert [line["environment_steps"] for line in lines] == [
-            sum(sizes[kind] for _, ticket, *_ in [*line["trained"], *line["dropped"]] if ticket.startswith(kind))
+            sum(
+                sizes[kind]
+                for _, ticket, *_ in [*line["trained"], *line["dropped"]]
+                if ticket.startswith(kind)
+            )
             for line in ledger
             for kind in [self.config.phase(line["step"] - 1)[0].kind.value]
         ]
@@ -321,11 +376,15 @@ def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
     rewards = [1.0] if demo else dice.sample([0.0, -0.25, -0.5, -1.0], ticket.group_size)
     stop = StopReason.TERMINATED if demo else StopReason.HORIZON
     if ticket.kind is Kind.EVAL:
-        rewards = [1.0, 1.0] if ticket.issued_at_version.version == 2 else [0.0, dice.choice([0.0, 1.0])]
+        rewards = (
+            [1.0, 1.0] if ticket.issued_at_version.version == 2 else [0.0, dice.choice([0.0, 1.0])]
+        )
     return Group(
         ticket=ticket,
         episodes=tuple(
-            make_episode(index, make_turn((dice.randrange(100), index), policy.version, reward), stop=stop)
+            make_episode(
+                index, make_turn((dice.randrange(100), index), policy.version, reward), stop=stop
+            )
             for index, reward in enumerate(rewards)
         ),
         provenance=Provenance(actor="test"),

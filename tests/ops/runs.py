@@ -53,7 +53,11 @@ def write_log(config: RunConfig, name: str, event: str, at: float, **more: Any) 
     """Append an event to the log of a name, as `common/logs.py` writes it."""
     logs = config.run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    line = more | {"event": event, "role": name, "timestamp": datetime.fromtimestamp(at, UTC).isoformat()}
+    line = more | {
+        "event": event,
+        "role": name,
+        "timestamp": datetime.fromtimestamp(at, UTC).isoformat(),
+    }
     with (logs / f"{name}.log").open("a") as file:
         file.write("Loading weights: 100%|####|\r\n" + json.dumps(line) + "\n")
 

@@ -26,7 +26,13 @@ from horizonrl.ops.evaluation.journal import FILE, EvaluationJournal, Line, Turn
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
 from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_missing, settings_of
-from horizonrl.ops.evaluation.subjects import MakeRollout, OptionsById, Subject, SubjectRequest, ticket_subject
+from horizonrl.ops.evaluation.subjects import (
+    MakeRollout,
+    OptionsById,
+    Subject,
+    SubjectRequest,
+    ticket_subject,
+)
 from horizonrl.ops.rundir.directory import write_config
 from tests.actors.players import make_chat
 from tests.completions import Completions, refusal, serving
@@ -45,7 +51,9 @@ def server() -> Iterator[Completions]:
         yield completions
 
 
-def evaluate(server: Completions, out: Path, choice: Choice = PARITY, *overrides: str) -> dict[str, Any]:
+def evaluate(
+    server: Completions, out: Path, choice: Choice = PARITY, *overrides: str
+) -> dict[str, Any]:
     """Evaluate the server's model; return the results."""
     out.mkdir(exist_ok=True)
     asked = SubjectRequest(None, server.url, "big", overrides=("--actor.slots=8", *overrides))
@@ -65,13 +73,21 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 
 def test_the_table_has_the_papers_27_tasks_and_each_is_played_on_tasks_that_exist() -> None:
     plan = make_plan(CONFIG, Choice(table=True), own_envs=False)
-    assert [part.env.id for part in plan.parts] == ["webnav", "deepsearch", "textcraft", "babyai", "sciworld"]
+    assert [part.env.id for part in plan.parts] == [
+        "webnav",
+        "deepsearch",
+        "textcraft",
+        "babyai",
+        "sciworld",
+    ]
     assert [len(part.rows) - 1 for part in plan.parts] == [4, 7, 4, 6, 5]
     assert sum(len(scenario.rows) for scenario in TABLE) + 1 == 27
     assert [len(part.tasks) for part in plan.parts] == [50, 400, 100, 90, 200]
     for part in plan.parts:
         found = Counter(each.category for each in part.tasks)
-        assert all(found[category] for label, category in part.rows.items() if category and label != ALL)
+        assert all(
+            found[category] for label, category in part.rows.items() if category and label != ALL
+        )
     assert [part.turns for part in plan.parts] == [(15,), (10,), (30,), (20,), (30,)]
 
 
@@ -79,13 +95,17 @@ def test_tasks_are_those_of_each_category_whatever_else_is_asked_for() -> None:
     choice = Choice(table=True, env_ids=("babyai", "textcraft"), tasks=3)
     plan = make_plan(CONFIG, choice, own_envs=False)
     assert [len(part.tasks) for part in plan.parts] == [4 * 3, 6 * 3]
-    fewer = make_plan(CONFIG, Choice(env_ids=("textcraft",), categories=("depth2",), tasks=2), own_envs=False)
+    fewer = make_plan(
+        CONFIG, Choice(env_ids=("textcraft",), categories=("depth2",), tasks=2), own_envs=False
+    )
     assert set(fewer.parts[0].tasks) < set(plan.parts[0].tasks)
     assert fewer.parts[0].rows == {"depth2": "depth2"}
 
 
 def test_an_episodes_seed_is_its_own_and_does_not_depend_on_what_else_is_played() -> None:
-    many = make_plan(CONFIG, Choice(env_ids=("parity", "textcraft"), samples=(1, 4)), own_envs=False)
+    many = make_plan(
+        CONFIG, Choice(env_ids=("parity", "textcraft"), samples=(1, 4)), own_envs=False
+    )
     seeds = {each.key: each.ticket.sampling.seed for each in many.plays}
     assert len(set(seeds.values())) == len(seeds) == (TASKS + 100) * 4
     few = make_plan(CONFIG, Choice(env_ids=("parity",), tasks=5), own_envs=False)
@@ -96,7 +116,12 @@ def test_an_episodes_seed_is_its_own_and_does_not_depend_on_what_else_is_played(
 
 def test_a_runs_own_environments_are_evaluated_as_they_are_trained() -> None:
     envs = [
-        {"id": "textcraft", "categories": ["depth1"], "options": {"style": "compact"}, "horizons": [3, 7]},
+        {
+            "id": "textcraft",
+            "categories": ["depth1"],
+            "options": {"style": "compact"},
+            "horizons": [3, 7],
+        },
         {"id": "parity", "kinds": ["demo", "train"]},
     ]
     config = RunConfig.load([], ["--envs", json.dumps(envs)])
@@ -109,16 +134,36 @@ def test_a_runs_own_environments_are_evaluated_as_they_are_trained() -> None:
 
 
 def line(stop: StopReason, turns: int, success: bool = False) -> Line:
-    sentences = tuple(TurnRecord(text="a", observation="b", reward=0.5, tokens=3) for _ in range(turns))
+    sentences = tuple(
+        TurnRecord(text="a", observation="b", reward=0.5, tokens=3) for _ in range(turns)
+    )
     shown: dict[str, Any] = {"env": "e", "task": "t", "category": "c", "sample": 0, "prompt": "p"}
-    return Line(**shown, stop=stop, success=success, error=None, generate_s=0.0, environment_s=0.0, turns=sentences)
+    return Line(
+        **shown,
+        stop=stop,
+        success=success,
+        error=None,
+        generate_s=0.0,
+        environment_s=0.0,
+        turns=sentences,
+    )
 
 
 def test_an_episode_under_fewer_turns_is_the_begin_of_one_under_more() -> None:
     won = line(StopReason.TERMINATED, 4, success=True)
     whole, cut = won.within(4), won.within(3)
-    assert whole is not None and (whole.success, whole.turns, whole.truncated, whole.tokens) == (True, 4, False, 12)
-    assert cut is not None and (cut.success, cut.turns, cut.truncated, cut.tokens) == (False, 3, True, 9)
+    assert whole is not None and (whole.success, whole.turns, whole.truncated, whole.tokens) == (
+        True,
+        4,
+        False,
+        12,
+    )
+    assert cut is not None and (cut.success, cut.turns, cut.truncated, cut.tokens) == (
+        False,
+        3,
+        True,
+        9,
+    )
     assert (whole.episode_return, cut.episode_return) == (2.0, 1.5)
 
 
@@ -132,7 +177,9 @@ def test_an_episode_that_broke_is_valid_under_as_many_turns_as_it_took() -> None
 # From the model to the table
 
 
-def test_every_task_is_played_and_the_table_says_how_well(server: Completions, tmp_path: Path) -> None:
+def test_every_task_is_played_and_the_table_says_how_well(
+    server: Completions, tmp_path: Path
+) -> None:
     results = evaluate(server, tmp_path)
     assert len(server.bodies) == TASKS * 4
     (block,) = results["blocks"]
@@ -148,7 +195,9 @@ def test_every_task_is_played_and_the_table_says_how_well(server: Completions, t
     assert "| parity | all | 16 | 100 % (81-100 %) | 4.0 | 12 | 0 % |" in table
 
 
-def test_a_finished_evaluation_plays_nothing_again_and_more_samples_go_on(server: Completions, tmp_path: Path) -> None:
+def test_a_finished_evaluation_plays_nothing_again_and_more_samples_go_on(
+    server: Completions, tmp_path: Path
+) -> None:
     evaluate(server, tmp_path)
     evaluate(server, tmp_path)
     assert len(server.bodies) == TASKS * 4
@@ -161,7 +210,9 @@ def test_a_finished_evaluation_plays_nothing_again_and_more_samples_go_on(server
     assert cells(row, (1, 2, 4))[4:7] == ["100 %"] * 3
 
 
-def test_a_file_of_other_settings_is_refused_by_what_differs(server: Completions, tmp_path: Path) -> None:
+def test_a_file_of_other_settings_is_refused_by_what_differs(
+    server: Completions, tmp_path: Path
+) -> None:
     evaluate(server, tmp_path)
     asked = len(server.bodies)
     for overrides, message in {
@@ -179,7 +230,10 @@ def test_a_file_of_other_settings_is_refused_by_what_differs(server: Completions
 
 
 def test_two_evaluations_do_not_write_one_file(server: Completions, tmp_path: Path) -> None:
-    with EvaluationJournal.open(tmp_path, {}), pytest.raises(ConfigError, match="another evaluation writes"):
+    with (
+        EvaluationJournal.open(tmp_path, {}),
+        pytest.raises(ConfigError, match="another evaluation writes"),
+    ):
         evaluate(server, tmp_path)
 
 
@@ -204,15 +258,21 @@ def test_what_broke_is_counted_apart_and_played_again(server: Completions, tmp_p
     assert len(lines_of(tmp_path)) == TASKS + 2
 
 
-def test_when_nothing_works_it_ends_rather_than_break_everything(server: Completions, tmp_path: Path) -> None:
+def test_when_nothing_works_it_ends_rather_than_break_everything(
+    server: Completions, tmp_path: Path
+) -> None:
     server.faults = [refusal(400)] * 200
-    with pytest.raises(RunFailed, match=f"{BROKEN_LIMIT} episodes of parity broke in a row.*answered 400"):
+    with pytest.raises(
+        RunFailed, match=f"{BROKEN_LIMIT} episodes of parity broke in a row.*answered 400"
+    ):
         evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))
     server.faults = [refusal(401)] * 16
     with pytest.raises(EngineDead, match="answered 401"):
         evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))
     server.faults = []
-    row = evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))["blocks"][0]["rows"][0]
+    row = evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))["blocks"][0][
+        "rows"
+    ][0]
     assert (row["episodes"], row["broken"]) == (TASKS * 4, 0)
 
 
@@ -220,21 +280,45 @@ def test_an_endpoint_that_is_not_there_is_an_error_before_any_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m", "--env", "parity", "--tasks", "2"]
+    asked = [
+        "eval",
+        "--endpoint",
+        "http://127.0.0.1:9/v1",
+        "--model-name",
+        "m",
+        "--env",
+        "parity",
+        "--tasks",
+        "2",
+    ]
     assert main(asked) == 1
-    assert "error: no answer from http://127.0.0.1:9/v1/models (ClientConnectorError" in capsys.readouterr().err
+    assert (
+        "error: no answer from http://127.0.0.1:9/v1/models (ClientConnectorError"
+        in capsys.readouterr().err
+    )
     assert lines_of(tmp_path / "evaluation") == []
 
 
-def test_an_evaluation_of_which_every_episode_broke_has_failed(server: Completions, tmp_path: Path) -> None:
+def test_an_evaluation_of_which_every_episode_broke_has_failed(
+    server: Completions, tmp_path: Path
+) -> None:
     server.faults = [refusal(400)] * 2
-    with pytest.raises(RunFailed, match=r"all 2 episodes of parity broke, the last with: .*answered 400"):
+    with pytest.raises(
+        RunFailed, match=r"all 2 episodes of parity broke, the last with: .*answered 400"
+    ):
         evaluate(server, tmp_path, Choice(env_ids=("parity",), tasks=2))
     assert (tmp_path / "results.json").exists()
-    assert evaluate(server, tmp_path, Choice(env_ids=("parity",), tasks=2))["blocks"][0]["rows"][0]["episodes"] == 2
+    assert (
+        evaluate(server, tmp_path, Choice(env_ids=("parity",), tasks=2))["blocks"][0]["rows"][0][
+            "episodes"
+        ]
+        == 2
+    )
 
 
-def test_the_key_is_written_nowhere(server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_written_nowhere(
+    server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     server.faults = [refusal(400, "sk-very-secret is no key")]
     evaluate(server, tmp_path)
@@ -242,7 +326,9 @@ def test_the_key_is_written_nowhere(server: Completions, tmp_path: Path, monkeyp
     assert all(b"sk-very-secret" not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_a_sweep_of_turns_is_a_block_a_value_from_one_set_of_episodes(server: Completions, tmp_path: Path) -> None:
+def test_a_sweep_of_turns_is_a_block_a_value_from_one_set_of_episodes(
+    server: Completions, tmp_path: Path
+) -> None:
     results = evaluate(server, tmp_path, Choice(env_ids=("parity",), turns=(8, 2, 4), samples=(2,)))
     assert len(server.bodies) == TASKS * 2 * 4
     assert [block["turns"]["parity"] for block in results["blocks"]] == [2, 4, 8]
@@ -264,7 +350,9 @@ def scripted(answers: dict[str, str], default: str) -> Subject:
 
     @asynccontextmanager
     async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
-        policy = ScriptedPolicy(text_script(chat.decode, chat.encode_turn, answer), max_context_tokens=1024)
+        policy = ScriptedPolicy(
+            text_script(chat.decode, chat.encode_turn, answer), max_context_tokens=1024
+        )
         yield lambda env: Rollout(policy, chat, None, env.step_timeout_s)
 
     return Subject("script", {"name": "script"}, CONFIG, False, start)
@@ -286,11 +374,15 @@ def test_two_evaluations_of_one_policy_are_the_same(tmp_path: Path) -> None:
         subject = scripted({}, "even")
         plan = make_plan(CONFIG, Choice(env_ids=("textcraft",), tasks=1), own_envs=False)
         carry_out(subject, plan, settings_of(subject, plan), tmp_path / name, TERMINAL)
-        sentences.append(sorted((each["task"], json.dumps(each["turns"])) for each in lines_of(tmp_path / name)))
+        sentences.append(
+            sorted((each["task"], json.dumps(each["turns"])) for each in lines_of(tmp_path / name))
+        )
     assert sentences[0] == sentences[1]
 
 
-def test_an_interrupt_while_the_file_opens_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupt_while_the_file_opens_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(EvaluationJournal, "open", Mock(side_effect=KeyboardInterrupt))
     subject, shown = scripted({}, "even"), StringIO()
     plan = make_plan(CONFIG, Choice(env_ids=("parity",)), own_envs=False)
@@ -309,7 +401,9 @@ def test_the_real_engine_is_evaluated_by_the_same_code(vllm_engine: Played, tmp_
     config = RunConfig.load([], ["--rollout.max_turn_tokens=4"])
     plan = make_plan(config, Choice(env_ids=("parity",), tasks=3, samples=(2,)), own_envs=False)
     with EvaluationJournal.open(tmp_path, {}) as journal:
-        vllm_engine.run(play_missing(plan, Subject("tiny", {}, config, False, start), journal, TERMINAL))
+        vllm_engine.run(
+            play_missing(plan, Subject("tiny", {}, config, False, start), journal, TERMINAL)
+        )
         (block,) = blocks_of(plan, journal.lines)
     assert (block["rows"][0]["episodes"], block["rows"][0]["broken"]) == (6, 0)
     assert all(0 < turn.tokens <= 4 for line in journal.lines.values() for turn in line.turns)
@@ -323,7 +417,14 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
 ) -> None:
     envs = '[{"id": "parity"}]'
     config = RunConfig.load(
-        [], [f"--run.root={tmp_path}", f"--model.name={tiny_models[0]}", "--envs", envs, "--rollout.max_turn_tokens=7"]
+        [],
+        [
+            f"--run.root={tmp_path}",
+            f"--model.name={tiny_models[0]}",
+            "--envs",
+            envs,
+            "--rollout.max_turn_tokens=7",
+        ],
     )
     write_config(config)
     place = config.run_dir / "checkpoints" / "step-000003"
@@ -339,7 +440,14 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
     best = config.run_dir / "best"
     best.mkdir()
     (best / "v2.safetensors").write_bytes((tiny_models[0] / "model.safetensors").read_bytes())
-    shown = {"weights": "v2.safetensors", "step": 2, "lineage": 0, "success_rate": 0.5, "low": 0.1, "high": 0.9}
+    shown = {
+        "weights": "v2.safetensors",
+        "step": 2,
+        "lineage": 0,
+        "success_rate": 0.5,
+        "low": 0.1,
+        "high": 0.9,
+    }
     (best / "eval.json").write_text(json.dumps(shown))
     with ticket_subject(SubjectRequest(str(config.run_dir))) as subject:
         assert subject.facts["weights"] != of_checkpoint
@@ -349,7 +457,18 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
 
 
 def program(server: Completions, out: Path, *more: str) -> subprocess.Popen[str]:
-    return start("--endpoint", server.url, "--model-name", "big", "--out", str(out), "--samples", "1", "4", *more)
+    return start(
+        "--endpoint",
+        server.url,
+        "--model-name",
+        "big",
+        "--out",
+        str(out),
+        "--samples",
+        "1",
+        "4",
+        *more,
+    )
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -364,7 +483,9 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_evaluation_goes_on_where_it_was(server: Completions, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_killed_evaluation_goes_on_where_it_was(
+    server: Completions, tmp_path: Path, number: signal.Signals
+) -> None:
     server.delay_s = 0.1
     first = program(server, tmp_path, "--actor.slots", "2")
     deadline = time.monotonic() + 120

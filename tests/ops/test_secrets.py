@@ -39,7 +39,9 @@ def password(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("value", [SECRET, "12345678", '"12345678"'])
 def test_a_secret_on_the_command_line_is_refused_and_not_repeated(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"nats\.password stands in the command line.*HORIZONRL_BROKER") as raised:
+    with pytest.raises(
+        ConfigError, match=r"nats\.password stands in the command line.*HORIZONRL_BROKER"
+    ) as raised:
         RunConfig.load([], [f"--broker.nats.password={value}"])
     assert value.strip('"') not in str(raised.value)
 
@@ -60,7 +62,9 @@ def test_the_former_variable_of_the_password_names_the_present_one(
     if "NATS" in variable:
         assert RunConfig.load().broker.nats.password is not None
         return
-    with pytest.raises(ConfigError, match=r"is now broker\.nats\.password: set HORIZONRL_BROKER__NATS__P") as raised:
+    with pytest.raises(
+        ConfigError, match=r"is now broker\.nats\.password: set HORIZONRL_BROKER__NATS__P"
+    ) as raised:
         RunConfig.load()
     assert SECRET not in str(raised.value)
 
@@ -72,17 +76,27 @@ def test_a_secret_in_the_url_is_refused_and_not_repeated(monkeypatch: pytest.Mon
     assert SECRET not in str(raised.value)
 
 
-def test_a_secret_of_the_environment_shows_in_no_dump(password: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_of_the_environment_shows_in_no_dump(
+    password: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = RunConfig.load()
     assert config.broker.nats.password is not None
     assert config.broker.nats.password.get_secret_value() == password
     assert main(["config"]) == 0
-    shown = [repr(config), str(config), to_toml(config), config.model_dump_json(), capsys.readouterr().out]
+    shown = [
+        repr(config),
+        str(config),
+        to_toml(config),
+        config.model_dump_json(),
+        capsys.readouterr().out,
+    ]
     assert [text for text in shown if password in text] == []
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_traceback_in_the_log_shows_no_local_variables(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_in_the_log_shows_no_local_variables(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     before = logging.getLogger().handlers[:]
@@ -106,12 +120,27 @@ def test_a_file_without_a_key_is_named_and_not_shown(tmp_path: Path, name: str) 
     (tmp_path / "file").write_text(SECRET)
     broker = BrokerSection(url="nats://127.0.0.1:9", nats=NatsSection(nkey_seed=tmp_path / "file"))
     with pytest.raises(ConfigError, match=rf"broker\.{name} is .*file") as raised:
-        asyncio.run(connect("r", broker)) if "nkey" in name else TicketSigner.load("r", tmp_path / "file")
+        asyncio.run(connect("r", broker)) if "nkey" in name else TicketSigner.load(
+            "r", tmp_path / "file"
+        )
     assert SECRET not in str(raised.value)
 
 
-def test_keys_are_their_owners_alone_and_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["broker", "keys", "--out", str(tmp_path), "--run", "one", "--host", "nats.example", "--actors", "2"]
+def test_keys_are_their_owners_alone_and_made_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "broker",
+        "keys",
+        "--out",
+        str(tmp_path),
+        "--run",
+        "one",
+        "--host",
+        "nats.example",
+        "--actors",
+        "2",
+    ]
     assert main(command) == 0
     keys, printed = KeyFolder(tmp_path), capsys.readouterr().out
     hidden = [*tmp_path.rglob("*.nk"), *tmp_path.rglob("*.key")]
@@ -156,13 +185,17 @@ def test_an_authority_that_clients_trust_is_never_replaced_unasked(
         assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         return
     make_keys(tmp_path, ["r"], hosts, actors=2)
-    assert (before.get(tmp_path / "ca.pem") == (tmp_path / "ca.pem").read_bytes()) == ("ca.pem" not in missing)
+    assert (before.get(tmp_path / "ca.pem") == (tmp_path / "ca.pem").read_bytes()) == (
+        "ca.pem" not in missing
+    )
     assert (tmp_path / "ca.key").exists() == (missing != "ca.key")
     authority = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
     server = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     server.verify_directly_issued_by(authority)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")  # the two belong together
+    context.load_cert_chain(
+        tmp_path / "server.pem", tmp_path / "server.key"
+    )  # the two belong together
 
 
 def test_a_run_that_is_a_pattern_is_refused(tmp_path: Path) -> None:
@@ -178,9 +211,17 @@ def test_a_role_shows_its_secrets_in_no_process_list_log_or_run_directory(tmp_pa
     seed = keys.seed("run", Role.CONTROLLER)
     given = {"nats.user": "me", "nats.nkey_seed": seed, "ticket_key": keys.ticket_key("run")}
     options = [f"--broker.{name}={value}" for name, value in given.items()]
-    options += ["--run.name=run", f"--run.root={tmp_path}", "--broker.url=nats://127.0.0.1:9", "--metrics.port=0"]
+    options += [
+        "--run.name=run",
+        f"--run.root={tmp_path}",
+        "--broker.url=nats://127.0.0.1:9",
+        "--metrics.port=0",
+    ]
     environment = os.environ | {"HORIZONRL_BROKER__NATS__PASSWORD": SECRET}
-    secrets = [SECRET, *(path.read_text() for path in tmp_path.glob("keys/run/**/*") if path.is_file())]
+    secrets = [
+        SECRET,
+        *(path.read_text() for path in tmp_path.glob("keys/run/**/*") if path.is_file()),
+    ]
     with subprocess.Popen(
         [*PROGRAM, "controller", *options, "--broker.connect_timeout_s=2"],
         env=environment,

@@ -107,12 +107,16 @@ class Workplace:
     def logs(self) -> str:
         """Return the ends of all logs, for a failing assertion to show."""
         files = sorted([*self.root.glob("*.log"), *self.run_dir.glob("logs/*.log")])
-        return "\n".join(f"--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-25:]) for file in files)
+        return "\n".join(
+            f"--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-25:]) for file in files
+        )
 
     def wait_for(self, what: str, holds: Callable[[], bool], timeout_s: float = 150) -> None:
         deadline = time.monotonic() + timeout_s
         while not holds():
-            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s\n{self.logs()}"
+            assert time.monotonic() < deadline, (
+                f"{what} did not happen within {timeout_s} s\n{self.logs()}"
+            )
             time.sleep(0.2)
 
 

@@ -38,7 +38,15 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "examples" / "actor-js"
-INSTALL = ("npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--fetch-retries=0")
+INSTALL = (
+    "npm",
+    "install",
+    "--no-audit",
+    "--no-fund",
+    "--no-package-lock",
+    "--ignore-scripts",
+    "--fetch-retries=0",
+)
 SMALL_PAYLOAD = 16_384
 """So small that groups travel in parts and weights in chunks."""
 
@@ -56,9 +64,13 @@ def program(request: pytest.FixtureRequest) -> Path:
         shutil.copy(file, place)
     if not (place / "node_modules" / ".package-lock.json").is_file():
         try:
-            subprocess.run(INSTALL, cwd=place, check=True, capture_output=True, text=True, timeout=120)
+            subprocess.run(
+                INSTALL, cwd=place, check=True, capture_output=True, text=True, timeout=120
+            )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"npm cannot fetch the actor's packages: {str(error.stderr or error).strip()[-300:]}")
+            pytest.skip(
+                f"npm cannot fetch the actor's packages: {str(error.stderr or error).strip()[-300:]}"
+            )
     return place / "main.js"
 
 
@@ -84,7 +96,11 @@ class Run:
     async def open(self) -> AsyncIterator[asyncio.Task[None]]:
         """Hold controller and learner open; yield the learner, which ends with the run."""
         name, config = self.config.run.name, self.config
-        rules = Rules(config.rl.max_staleness, vocabulary=256, max_context_tokens=config.model.max_context_tokens)
+        rules = Rules(
+            config.rl.max_staleness,
+            vocabulary=256,
+            max_context_tokens=config.model.max_context_tokens,
+        )
         async with (
             connected(name, self.brokers[Role.CONTROLLER], Role.CONTROLLER) as controlling,
             connected(name, self.brokers[Role.LEARNER], Role.LEARNER) as learning,
@@ -105,7 +121,15 @@ class Run:
         broker = self.brokers[Role.ACTOR]
         with self.log.open("ab") as sink:
             process = await asyncio.create_subprocess_exec(
-                *("node", str(self.program), "--url", str(broker.url), "--run", self.config.run.name, *options),
+                *(
+                    "node",
+                    str(self.program),
+                    "--url",
+                    str(broker.url),
+                    "--run",
+                    self.config.run.name,
+                    *options,
+                ),
                 stdout=sink,
                 stderr=sink,
             )
@@ -121,9 +145,23 @@ def make_config(root: Path, run: str, *overrides: str) -> RunConfig:
     return RunConfig.load(
         (),
         [
-            *(f"--run.name={run}", f"--run.root={root}", '--envs=[{"id": "parity"}]', "--horizon.announce=true"),
-            *("--rollout.group_size=4", "--rollout.system_prompt=Count your letters.", "--rollout.max_turn_tokens=12"),
-            *("--imitation.steps=1", "--imitation.groups_per_step=2", "--rl.groups_per_step=2", *overrides),
+            *(
+                f"--run.name={run}",
+                f"--run.root={root}",
+                '--envs=[{"id": "parity"}]',
+                "--horizon.announce=true",
+            ),
+            *(
+                "--rollout.group_size=4",
+                "--rollout.system_prompt=Count your letters.",
+                "--rollout.max_turn_tokens=12",
+            ),
+            *(
+                "--imitation.steps=1",
+                "--imitation.groups_per_step=2",
+                "--rl.groups_per_step=2",
+                *overrides,
+            ),
         ],
     )
 
@@ -134,7 +172,9 @@ async def lease(queue: TicketQueue) -> Lease:
     return leased
 
 
-async def stored(transport: Transport, key: Path) -> tuple[list[Group | Void | DeadLetter], int, list[Message]]:
+async def stored(
+    transport: Transport, key: Path
+) -> tuple[list[Group | Void | DeadLetter], int, list[Message]]:
     """Return what a run left on its broker: the entries of the log, the number of parts, the dead letters."""
     log = GroupLog(transport, TicketSigner.load(transport.run, key))
     end, reader, entries = await log.end(), await log.read(after=0), []
@@ -147,16 +187,24 @@ async def stored(transport: Transport, key: Path) -> tuple[list[Group | Void | D
     return entries, len(parts), dead
 
 
-def test_an_actor_in_javascript_plays_a_run_to_its_end_and_loses_nothing(program: Path, tmp_path: Path) -> None:
+def test_an_actor_in_javascript_plays_a_run_to_its_end_and_loses_nothing(
+    program: Path, tmp_path: Path
+) -> None:
     key = tmp_path / "ticket.key"
     key.write_text("k" * 32)
     model, run_log = tmp_path / "model", tmp_path / "actor.log"
     model.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # without a chat_template.jinja
+    for name in (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):  # without a chat_template.jinja
         (model / name).write_text(f'{{"name": "{name}"}}')
 
     async def scenario() -> tuple[list[Group | Void | DeadLetter], int, list[Message]]:
-        async with EmbeddedServer(tmp_path / "nats", extra=f"max_payload: {SMALL_PAYLOAD}") as server:
+        async with EmbeddedServer(
+            tmp_path / "nats", extra=f"max_payload: {SMALL_PAYLOAD}"
+        ) as server:
             config = make_config(
                 *(
                     tmp_path,
@@ -167,11 +215,20 @@ def test_an_actor_in_javascript_plays_a_run_to_its_end_and_loses_nothing(program
                     "--actor.slots=48",
                     f"--broker.ticket_key={key}",
                 ),
-                *("--eval.every=2", "--eval.tasks=2", "--broker.max_deliver=3", "--broker.ack_wait_s=5"),
+                *(
+                    "--eval.every=2",
+                    "--eval.tasks=2",
+                    "--broker.max_deliver=3",
+                    "--broker.ack_wait_s=5",
+                ),
             )
             broker = config.broker.model_copy(update={"url": server.url})
             run = Run(config, dict.fromkeys(Role, broker), program, run_log)
-            async with asyncio.timeout(60), run.open() as learner, connected("js", broker, Role.ACTOR) as transport:
+            async with (
+                asyncio.timeout(60),
+                run.open() as learner,
+                connected("js", broker, Role.ACTOR) as transport,
+            ):
                 queue = TicketQueue(transport)
                 unlucky, *others = [await lease(queue) for _ in range(4)]
                 while unlucky.deliveries < config.broker.max_deliver:
@@ -208,10 +265,15 @@ def test_an_actor_in_javascript_plays_a_run_to_its_end_and_loses_nothing(program
     assert groups["eval-00000007"].newest_version == 5
     assert not any(episode.stop.broken for group in groups.values() for episode in group.episodes)
     made = groups["train-00000000"]
-    assert made.episodes[0].prompt.endswith("Reply with an even number of characters.\n[10 turns left]")
+    assert made.episodes[0].prompt.endswith(
+        "Reply with an even number of characters.\n[10 turns left]"
+    )
     assert bytes(made.episodes[0].prompt_ids).startswith(b"Count your letters.\nThis is round-")
     identity = model_identity(model)
-    assert (made.provenance.model_digest, made.provenance.template_digest) == (identity["model"], identity["template"])
+    assert (made.provenance.model_digest, made.provenance.template_digest) == (
+        identity["model"],
+        identity["template"],
+    )
     ledger = read_lines(tmp_path / "js" / "ledger.jsonl")
     assert [line["step"] for line in ledger] == [1, 2, 3, 4, 5]
     assert [reason for line in ledger for _, _, reason in line["dropped"]] == []
@@ -220,12 +282,21 @@ def test_an_actor_in_javascript_plays_a_run_to_its_end_and_loses_nothing(program
     )
 
 
-def test_an_actor_in_javascript_needs_no_more_than_an_actor_may(program: Path, tmp_path: Path) -> None:
+def test_an_actor_in_javascript_needs_no_more_than_an_actor_may(
+    program: Path, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with secured(tmp_path) as broker:
-            config = make_config(tmp_path, RUN, "--rl.steps=1", f"--broker.ticket_key={broker.keys.ticket_key(RUN)}")
+            config = make_config(
+                tmp_path, RUN, "--rl.steps=1", f"--broker.ticket_key={broker.keys.ticket_key(RUN)}"
+            )
             run = Run(config, {role: broker.settings(role) for role in Role}, program, run_log)
-            own = ("--nkey", str(broker.keys.seed(RUN, Role.ACTOR)), "--ca", str(broker.keys.authority))
+            own = (
+                "--nkey",
+                str(broker.keys.seed(RUN, Role.ACTOR)),
+                "--ca",
+                str(broker.keys.authority),
+            )
             async with asyncio.timeout(60), run.open() as learner, run.actor(*own) as actor:
                 await learner
                 assert await actor.wait() == 0
@@ -235,6 +306,12 @@ def test_an_actor_in_javascript_needs_no_more_than_an_actor_may(program: Path, t
         asyncio.run(scenario())
     finally:
         print(run_log.read_text() if run_log.is_file() else "no actor was started")
-    dropped = [reason for line in read_lines(tmp_path / RUN / "ledger.jsonl") for *_, reason in line["dropped"]]
-    assert set(dropped) <= {"zero_variance"}  # the actor plays at random, so a group may earn the same throughout
+    dropped = [
+        reason
+        for line in read_lines(tmp_path / RUN / "ledger.jsonl")
+        for *_, reason in line["dropped"]
+    ]
+    assert set(dropped) <= {
+        "zero_variance"
+    }  # the actor plays at random, so a group may earn the same throughout
     assert "Permissions Violation" not in run_log.read_text()

@@ -13,7 +13,12 @@ import pytest
 from tests.process.conftest import Workplace
 
 STORE = "nats"
-SETTINGS = ("--learner.backend=hash", "--actor.engine=scripted", "--learner.keep_log=true", "--broker.ack_wait_s=1.5")
+SETTINGS = (
+    "--learner.backend=hash",
+    "--actor.engine=scripted",
+    "--learner.keep_log=true",
+    "--broker.ack_wait_s=1.5",
+)
 ENDLESS = "--rl.steps=1000000"
 FURTHER = 6
 """Steps that a restored run has to take beyond those that it had taken before."""
@@ -31,7 +36,9 @@ class Run:
 
     def start(self, *names: str, steps: str = ENDLESS) -> None:
         for name in names:
-            self.roles[name] = self.workplace.start(name, f"--broker.url={self.url}", steps, *SETTINGS)
+            self.roles[name] = self.workplace.start(
+                name, f"--broker.url={self.url}", steps, *SETTINGS
+            )
 
     def stop(self) -> None:
         for name in ("learner", "controller", "broker"):
@@ -50,7 +57,12 @@ class Run:
     def events(self, name: str) -> list[str]:
         """Return the names of the events in all logs of a role."""
         texts = [file.read_text() for file in sorted(self.workplace.root.glob(f"*-{name}.log"))]
-        return [json.loads(line)["event"] for text in texts for line in text.splitlines() if line.startswith("{")]
+        return [
+            json.loads(line)["event"]
+            for text in texts
+            for line in text.splitlines()
+            if line.startswith("{")
+        ]
 
 
 def put_back(backup: Path, run_dir: Path, *, store: bool, directory: bool) -> None:
@@ -68,7 +80,9 @@ def put_back(backup: Path, run_dir: Path, *, store: bool, directory: bool) -> No
 
 @pytest.mark.process
 @pytest.mark.timeout(900)
-def test_a_run_goes_on_from_a_backup_of_its_directory_of_its_broker_and_of_both(workplace: Workplace) -> None:
+def test_a_run_goes_on_from_a_backup_of_its_directory_of_its_broker_and_of_both(
+    workplace: Workplace,
+) -> None:
     run, backup = Run(workplace), workplace.root / "backup"
     run.start("broker", "controller", "learner", "actor")
     run.reach(8)
@@ -103,9 +117,15 @@ def test_a_run_goes_on_from_a_backup_of_its_directory_of_its_broker_and_of_both(
 
     assert "run_restored" in run.events("actor")
     lines = workplace.lines("ledger.jsonl")
-    ends = Counter(ticket for line in lines for _, ticket, *_ in [*line["trained"], *line["dropped"], *line["voids"]])
+    ends = Counter(
+        ticket
+        for line in lines
+        for _, ticket, *_ in [*line["trained"], *line["dropped"], *line["voids"]]
+    )
     assert set(ends.values()) == {1}
-    replay = workplace.start("replay", "--from", "0", f"--broker.url={run.url}", place=workplace.run_dir)
+    replay = workplace.start(
+        "replay", "--from", "0", f"--broker.url={run.url}", place=workplace.run_dir
+    )
     assert replay.wait(120) == 0, workplace.logs()
     assert (
         f"{len(lines)} of {len(lines)} steps match"

@@ -13,7 +13,9 @@ KILLS = 20
 
 @pytest.mark.process
 @pytest.mark.timeout(480)
-def test_a_run_comes_through_twenty_random_events_with_nothing_lost_and_nothing_done_twice(tmp_path: Path) -> None:
+def test_a_run_comes_through_twenty_random_events_with_nothing_lost_and_nothing_done_twice(
+    tmp_path: Path,
+) -> None:
     answer = tmp_path / "chaos.json"
     command = [sys.executable, "-m", "tests.faults", "chaos", "--kills", str(KILLS), "--seed", "7"]
     done = subprocess.run(
@@ -28,12 +30,29 @@ def test_a_run_comes_through_twenty_random_events_with_nothing_lost_and_nothing_
     found = json.loads(answer.read_text())
     assert found["passed"]
     assert found["kills"] == sum(found["by_event"].values()) == KILLS
-    assert set(found["by_event"]) == {"kill", "terminate", "stop", "delay", "break", "repeat_group", "repeat_ticket"}
+    assert set(found["by_event"]) == {
+        "kill",
+        "terminate",
+        "stop",
+        "delay",
+        "break",
+        "repeat_group",
+        "repeat_ticket",
+    }
     assert all(6 * hits >= KILLS for hits in found["by_role"].values())
-    assert found["lost"] == found["doubled"] == found["staleness_violations"] == found["horizon_violations"] == 0
+    assert (
+        found["lost"]
+        == found["doubled"]
+        == found["staleness_violations"]
+        == found["horizon_violations"]
+        == 0
+    )
     assert found["ledger_consistent"]
     assert found["digest_equal"]
     assert found["digests_compared"] == found["steps"]
-    assert sum(found["issued"].values()) == found["trained"] + sum(found["dropped"].values()) + found["void"]
+    assert (
+        sum(found["issued"].values())
+        == found["trained"] + sum(found["dropped"].values()) + found["void"]
+    )
     assert found["learner_restarts"] >= 3
     assert found["lineages"] >= 3

@@ -14,7 +14,12 @@ import pytest
 from horizonrl.broker.nats.cluster import free_ports
 from tests.process.conftest import Workplace
 
-SETTINGS = ("--learner.backend=hash", "--actor.engine=scripted", "--metrics.port=0", "--learner.keep_log=true")
+SETTINGS = (
+    "--learner.backend=hash",
+    "--actor.engine=scripted",
+    "--metrics.port=0",
+    "--learner.keep_log=true",
+)
 STEPS = 60
 
 
@@ -24,7 +29,9 @@ def leader_of(stream: str, place: Path) -> int:
         (monitoring,) = json.loads(ports.read_text())["monitoring"]
         settings = ports.with_name("nats-server.conf").read_text()
         monitoring += re.search(r'http_base_path: "(.+)"', settings)[1]  # type: ignore[index]
-        with urllib.request.urlopen(f"{monitoring}/jsz?accounts=true&streams=true", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"{monitoring}/jsz?accounts=true&streams=true", timeout=10
+        ) as answer:
             accounts = json.load(answer)["account_details"]
         for found in (found for account in accounts for found in account.get("stream_detail", ())):
             if found["name"] == stream and found.get("cluster", {}).get("leader"):
@@ -56,8 +63,18 @@ def test_a_run_survives_the_death_of_the_leader_of_its_log(workplace: Workplace)
     assert [line["step"] for line in workplace.lines()] == list(range(1, STEPS + 3))
     assert server_pid(place, leader) != killed, "it was started again"
     answer = workplace.root / "replay.json"
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "replay", str(workplace.run_dir), "--from", "0"]
-    subprocess.run([*command, "--json", str(answer), f"--broker.url={url}"], check=True, timeout=100)
+    command = [
+        sys.executable,
+        "-m",
+        "horizonrl.ops.cli.main",
+        "replay",
+        str(workplace.run_dir),
+        "--from",
+        "0",
+    ]
+    subprocess.run(
+        [*command, "--json", str(answer), f"--broker.url={url}"], check=True, timeout=100
+    )
     replay = json.loads(answer.read_text())
     assert replay["equal"]
     assert len(replay["steps"]) == STEPS + 2

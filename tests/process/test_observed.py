@@ -73,7 +73,11 @@ def start_prometheus(place: Workplace, ports: list[int], own_port: int) -> str:
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(RULES / file) for file in config["rule_files"]]
     for job in config["scrape_configs"]:
-        targets = [f"127.0.0.1:{port}" for role, port in zip(ROLES, ports, strict=True) if role == job["job_name"]]
+        targets = [
+            f"127.0.0.1:{port}"
+            for role, port in zip(ROLES, ports, strict=True)
+            if role == job["job_name"]
+        ]
         job.pop("dns_sd_configs", None)
         job["static_configs"] = [{"targets": targets}]
     file = place.root / "prometheus.yml"
@@ -82,8 +86,15 @@ def start_prometheus(place: Workplace, ports: list[int], own_port: int) -> str:
         place.started.append(
             subprocess.Popen(
                 [
-                    *("prometheus", f"--config.file={file}", f"--storage.tsdb.path={place.root / 'tsdb'}"),
-                    *(f"--web.listen-address=127.0.0.1:{own_port}", "--enable-feature=exemplar-storage"),
+                    *(
+                        "prometheus",
+                        f"--config.file={file}",
+                        f"--storage.tsdb.path={place.root / 'tsdb'}",
+                    ),
+                    *(
+                        f"--web.listen-address=127.0.0.1:{own_port}",
+                        "--enable-feature=exemplar-storage",
+                    ),
                 ],
                 stdout=sink,
                 stderr=sink,
@@ -97,19 +108,29 @@ def observed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
     """A run in its RL phase, with an evaluation behind it, that goes on for as long as it is looked at."""
     *ports, broker_port, own_port = free_ports(len(ROLES) + 2)
     settings = [
-        *(f"--broker.url=nats://127.0.0.1:{broker_port}", "--actor.engine=scripted", "--rl.steps=100000"),
+        *(
+            f"--broker.url=nats://127.0.0.1:{broker_port}",
+            "--actor.engine=scripted",
+            "--rl.steps=100000",
+        ),
         "--curriculum.kind=adaptive",  # for the gauge of its shares
         *("--eval.every=3", "--eval.tasks=2", "--model.max_context_tokens=256"),
     ]
     with opened_workplace(tmp_path_factory.mktemp("observed"), tiny_model) as place:
         place.start("broker", *settings)
-        place.wait_for("the broker's start", lambda: "listens at" in (place.root / "0-broker.log").read_text())
+        place.wait_for(
+            "the broker's start", lambda: "listens at" in (place.root / "0-broker.log").read_text()
+        )
         for role, port in zip(ROLES, ports, strict=True):
             place.start(role, *settings, f"--metrics.port={port}")
         found = shutil.which("prometheus") and shutil.which("promtool")
         run = Observed(place, ports, start_prometheus(place, ports, own_port) if found else None)
         for port in ports:
-            place.wait_for("a role's readiness", lambda port=port: answers(f"http://127.0.0.1:{port}/readyz"), START_S)
+            place.wait_for(
+                "a role's readiness",
+                lambda port=port: answers(f"http://127.0.0.1:{port}/readyz"),
+                START_S,
+            )
         place.wait_for("an RL evaluation", lambda: len(place.lines("evals.jsonl")) >= 3, START_S)
         yield run
 
@@ -127,7 +148,9 @@ def watched(observed: Observed) -> Observed:
     return observed
 
 
-def test_each_role_answers_for_its_health_and_readiness_on_the_port_of_its_metrics(observed: Observed) -> None:
+def test_each_role_answers_for_its_health_and_readiness_on_the_port_of_its_metrics(
+    observed: Observed,
+) -> None:
     for port in observed.ports:
         assert observed.read(port, "/healthz") == "alive\n"
         assert observed.read(port, "/readyz") == "ready\n"
@@ -135,10 +158,14 @@ def test_each_role_answers_for_its_health_and_readiness_on_the_port_of_its_metri
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason=NO_PROMETHEUS)
-@pytest.mark.parametrize("number", range(len(ROLES)), ids=lambda number: f"{ROLES[number]}-{number}")
+@pytest.mark.parametrize(
+    "number", range(len(ROLES)), ids=lambda number: f"{ROLES[number]}-{number}"
+)
 def test_promtool_finds_nothing_to_say_about_an_endpoint(observed: Observed, number: int) -> None:
     text = observed.read(observed.ports[number])
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -149,7 +176,9 @@ def test_every_declared_metric_is_set_by_the_code_of_its_role(observed: Observed
         names = {family.name.removeprefix(PREFIX) for family in families}
         assert names == {name.removesuffix("_total") for name in declared}
         moved = {family.name.removeprefix(PREFIX) for family in families if has_moved(family)}
-        counters = {family.name.removeprefix(PREFIX) for family in families if family.type == "counter"}
+        counters = {
+            family.name.removeprefix(PREFIX) for family in families if family.type == "counter"
+        }
         unseen = names - moved - read_in_tests(counters)
         assert not unseen, f"{role}: neither this run nor any other test sees {sorted(unseen)}"
 
@@ -164,7 +193,9 @@ def read_in_tests(names: set[str]) -> set[str]:
 
 def has_moved(family: Any) -> bool:
     """Return whether a gauge was set, or a counter or histogram is above 0: those are exposed from the start."""
-    totals = [sample.value for sample in family.samples if not sample.name.endswith(("_bucket", "_sum"))]
+    totals = [
+        sample.value for sample in family.samples if not sample.name.endswith(("_bucket", "_sum"))
+    ]
     return family.type == "gauge" or any(totals)
 
 
@@ -178,7 +209,10 @@ def test_no_label_grows_with_the_run(observed: Observed) -> None:
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
 def test_every_query_of_a_dashboard_returns_data(watched: Observed, dashboard: Any) -> None:
     queries = [
-        (f"{row} / {panel.title}", query.expression.replace("$run", "laptop").replace("$window", "5m"))
+        (
+            f"{row} / {panel.title}",
+            query.expression.replace("$run", "laptop").replace("$window", "5m"),
+        )
         for row, panels in dashboard.rows.items()
         for panel in panels
         for query in panel.queries
@@ -216,8 +250,18 @@ def test_every_rule_is_evaluated_and_every_record_has_data(watched: Observed) ->
 def test_an_alerts_metrics_are_there(watched: Observed) -> None:
     """An alert on a name that nobody exposes is silent for ever."""
     groups = yaml.safe_load((RULES / "rules.yaml").read_text())["groups"]
-    names = {name for group in groups for rule in group["rules"] for name in re.findall(r"horizonrl_\w+", rule["expr"])}
-    recorded = {rule["record"].split(":")[1] for group in groups for rule in group["rules"] if "record" in rule}
+    names = {
+        name
+        for group in groups
+        for rule in group["rules"]
+        for name in re.findall(r"horizonrl_\w+", rule["expr"])
+    }
+    recorded = {
+        rule["record"].split(":")[1]
+        for group in groups
+        for rule in group["rules"]
+        if "record" in rule
+    }
     missing = [name for name in names - recorded if not watched.series(f"count({name})")]
     assert not missing
 
@@ -225,7 +269,10 @@ def test_an_alerts_metrics_are_there(watched: Observed) -> None:
 def test_prometheus_keeps_the_tickets_of_slow_episodes(watched: Observed) -> None:
     now = time.time()
     found = watched.ask(
-        *("query_exemplars",), query="horizonrl_generate_seconds_bucket", start=str(now - 300), end=str(now)
+        *("query_exemplars",),
+        query="horizonrl_generate_seconds_bucket",
+        start=str(now - 300),
+        end=str(now),
     )
     tickets = {exemplar["labels"]["ticket"] for series in found for exemplar in series["exemplars"]}
     assert tickets

@@ -12,7 +12,12 @@ from tests.envs.program.test_process import left
 from tests.process.conftest import Workplace
 from tests.process.test_roles import assert_conserved
 
-SETTINGS = ("--learner.backend=hash", "--actor.engine=scripted", "--metrics.port=0", "--learner.keep_log=true")
+SETTINGS = (
+    "--learner.backend=hash",
+    "--actor.engine=scripted",
+    "--metrics.port=0",
+    "--learner.keep_log=true",
+)
 AGENT = """
 import json, os, time, urllib.request
 
@@ -48,12 +53,16 @@ environment = {{ PLAYING = "{playing}" }}
 
 
 @pytest.mark.process
-def test_tickets_of_an_actor_that_is_killed_in_its_programs_come_again_and_end_once(workplace: Workplace) -> None:
+def test_tickets_of_an_actor_that_is_killed_in_its_programs_come_again_and_end_once(
+    workplace: Workplace,
+) -> None:
     playing = workplace.root / "playing"
     playing.mkdir()
     agent = workplace.root / "agent.py"
     agent.write_text(AGENT)
-    recipe = workplace.recipe.read_text().replace("steps = 2\ngroups_per_step", "steps = 0\ngroups_per_step")
+    recipe = workplace.recipe.read_text().replace(
+        "steps = 2\ngroups_per_step", "steps = 0\ngroups_per_step"
+    )
     recipe = recipe.replace("steps = 6", "steps = 8")
     program = PROGRAM.format(agent=agent, playing=playing)
     workplace.recipe.write_text(recipe.replace('\n[[envs]]\nid = "coin"\n', program))
@@ -62,11 +71,16 @@ def test_tickets_of_an_actor_that_is_killed_in_its_programs_come_again_and_end_o
     log = workplace.root / "0-broker.log"
     workplace.wait_for("the broker's start", lambda: "listens at" in log.read_text())
     start = ("--broker.url", url, *SETTINGS)
-    learner, controller, victim = (workplace.start(role, *start) for role in ("learner", "controller", "actor"))
+    learner, controller, victim = (
+        workplace.start(role, *start) for role in ("learner", "controller", "actor")
+    )
 
     workplace.wait_for("a program's second call", lambda: len(workplace.lines()) >= 1)
     begun = set(_pids(playing))
-    workplace.wait_for("a program between its calls", lambda: any(map(psutil.pid_exists, set(_pids(playing)) - begun)))
+    workplace.wait_for(
+        "a program between its calls",
+        lambda: any(map(psutil.pid_exists, set(_pids(playing)) - begun)),
+    )
     kept = psutil.Process(victim.pid).children(recursive=True)
     victim.send_signal(signal.SIGKILL)
     victim.wait()

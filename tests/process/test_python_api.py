@@ -51,9 +51,14 @@ def run_as_in_a_notebook(blocks: list[str]) -> dict[str, object]:
 def test_the_code_of_the_page_runs_from_top_to_bottom(
     folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = (EXAMPLES / "local-run/recipe.toml").read_text().replace('"local-run"', '"laptop"')
-    (folder / "laptop").write_text(small(recipe, tiny_model))  # a file of that name comes before our recipe
-    names = run_as_in_a_notebook(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    recipe = (EXAMPLES / "local-run/recipe.toml").read_text()
+    recipe = recipe.replace('"local-run"', '"laptop"').replace('kind = "fixed"', 'kind = "staged"')
+    (folder / "laptop").write_text(
+        small(recipe, tiny_model)
+    )  # a file of that name comes before our recipe
+    names = run_as_in_a_notebook(
+        re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    )
     shown = capsys.readouterr().out
     assert "step 1 of 4: rl, success" in shown
     run = names["run"]
@@ -71,7 +76,9 @@ def test_the_notebook_runs_from_top_to_bottom(
     (folder / "recipe.toml").write_text(small((example / "recipe.toml").read_text(), tiny_model))
     cells = json.loads((example / "run.ipynb").read_text())["cells"]
     assert not any(cell.get("outputs") for cell in cells), "a notebook is kept without outputs"
-    names = run_as_in_a_notebook(["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"])
+    names = run_as_in_a_notebook(
+        ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    )
     shown = capsys.readouterr().out
     assert re.findall(r"^(step|evaluation) (\d)", shown, re.MULTILINE).count(("step", "4")) == 1
     assert "evaluation 4 of 4: held-out" in shown
@@ -82,10 +89,17 @@ def test_the_notebook_runs_from_top_to_bottom(
     assert left_behind(folder.name, within_s=10) == []
 
 
-def test_a_run_is_stopped_resumed_and_ends_with_the_program_that_started_it(folder: Path, tiny_model: Path) -> None:
+def test_a_run_is_stopped_resumed_and_ends_with_the_program_that_started_it(
+    folder: Path, tiny_model: Path
+) -> None:
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(root=folder, model=tiny_model).replace('"coin"', '"parity"'))
-    overrides = {"actor.engine": "scripted", "learner.backend": "hash", "imitation.steps": 0, "rl.steps": 1000}
+    overrides = {
+        "actor.engine": "scripted",
+        "learner.backend": "hash",
+        "imitation.steps": 0,
+        "rl.steps": 1000,
+    }
     with horizonrl.start(horizonrl.load_recipe(recipe, overrides)) as live:
         assert next(live.follow()).step == 1
         assert live.running
@@ -103,14 +117,21 @@ with horizonrl.start(horizonrl.load_recipe(sys.argv[1], {overrides})) as live:
     command = [sys.executable, "-c", code, str(recipe), str(reached)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
-        assert program.stdout.readline().startswith(f"step {reached + 1} of 1000"), live.program.said
+        assert program.stdout.readline().startswith(f"step {reached + 1} of 1000"), (
+            live.program.said
+        )
         program.kill()
     assert left_behind(folder.name, within_s=60) == []
 
 
 def test_a_run_that_fails_says_why_to_the_program(folder: Path, tiny_model: Path) -> None:
     (folder / "model").mkdir()
-    recipe = {"run.name": "bad", "model.name": str(folder / "model"), "envs": [{"id": "parity"}], **SCRIPTED}
+    recipe = {
+        "run.name": "bad",
+        "model.name": str(folder / "model"),
+        "envs": [{"id": "parity"}],
+        **SCRIPTED,
+    }
     live = horizonrl.start(horizonrl.load_recipe(overrides=recipe))
     with pytest.raises(horizonrl.ConfigError, match=r"which has no config\.json"):
         list(live.follow())

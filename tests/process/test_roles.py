@@ -36,13 +36,20 @@ def assert_conserved(workplace: Workplace) -> None:
 
 
 @pytest.mark.process
-def test_an_actor_and_the_learner_are_killed_and_nothing_is_lost_or_doubled(workplace: Workplace, url: str) -> None:
-    roles = {role: workplace.start(role, "--broker.url", url) for role in ("controller", "learner", "actor")}
+def test_an_actor_and_the_learner_are_killed_and_nothing_is_lost_or_doubled(
+    workplace: Workplace, url: str
+) -> None:
+    roles = {
+        role: workplace.start(role, "--broker.url", url)
+        for role in ("controller", "learner", "actor")
+    }
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
 
     second_actor = workplace.start("actor", "--broker.url", url)
     roles["actor"].send_signal(signal.SIGKILL)
-    workplace.wait_for("a checkpoint of step 4", lambda: (workplace.run_dir / "checkpoints/step-000004").exists())
+    workplace.wait_for(
+        "a checkpoint of step 4", lambda: (workplace.run_dir / "checkpoints/step-000004").exists()
+    )
 
     roles["learner"].send_signal(signal.SIGKILL)
     roles["learner"].wait(10)
@@ -64,5 +71,8 @@ def test_an_actor_and_the_learner_are_killed_and_nothing_is_lost_or_doubled(work
         done = workplace.start(role, "--broker.url", url, "--model.name=/gone", "--learner.ranks=2")
         assert done.wait(60) == 0, workplace.logs()
         (line,) = (workplace.root / f"{number}-{role}.log").read_text().splitlines()
-        assert "run tiny is finished at step 8: to go on, start all of its roles with a higher --rl.steps" in line
+        assert (
+            "run tiny is finished at step 8: to go on, start all of its roles with a higher --rl.steps"
+            in line
+        )
     assert len(workplace.lines("lineages.jsonl")) == before

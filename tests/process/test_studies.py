@@ -22,8 +22,12 @@ def test_the_small_phase_of_a_study_ends_with_its_results(name: str, tmp_path: P
     assert run(StudyRequest(Path(name), tmp_path, only=[variant], phase=SMALL)) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["study"] == study.name
-    assert [(each["variant"], each["seed"]) for each in results["runs"]] == [(variant, study.seeds[0])]
-    judged = [line["step"] for line in read_lines(tmp_path / f"{variant}-seed{study.seeds[0]}" / EVALS)]
+    assert [(each["variant"], each["seed"]) for each in results["runs"]] == [
+        (variant, study.seeds[0])
+    ]
+    judged = [
+        line["step"] for line in read_lines(tmp_path / f"{variant}-seed{study.seeds[0]}" / EVALS)
+    ]
     assert len(judged) == 3, "evaluated before RL and after each of its two steps"
     # Steps take milliseconds here, so a slow controller may issue the second round when the third is due too.
     assert results["runs"][0]["curve"]["steps"] == sorted(set(judged))

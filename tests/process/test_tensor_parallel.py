@@ -20,7 +20,11 @@ from horizonrl.ops.models.tiny_model import make_tiny_qwen
 def test_every_worker_applies_a_version_and_samples_as_a_fresh_engine_would(tmp_path: Path) -> None:
     environment = dict(os.environ)
     try:
-        asyncio.run(applied_and_back(make_tiny_qwen(tmp_path / "first", 0), make_tiny_qwen(tmp_path / "second", 1)))
+        asyncio.run(
+            applied_and_back(
+                make_tiny_qwen(tmp_path / "first", 0), make_tiny_qwen(tmp_path / "second", 1)
+            )
+        )
     finally:
         os.environ.clear()  # starting an engine sets variables
         os.environ.update(environment)
@@ -28,7 +32,9 @@ def test_every_worker_applies_a_version_and_samples_as_a_fresh_engine_would(tmp_
 
 async def applied_and_back(first: Path, second: Path) -> None:
     old, new = first / "model.safetensors", second / "model.safetensors"
-    settings = InferenceSettings(first, max_context_tokens=256, slots=8, kv_cache_mib=16, tensor_parallel=2)
+    settings = InferenceSettings(
+        first, max_context_tokens=256, slots=8, kv_cache_mib=16, tensor_parallel=2
+    )
     policy = await VllmPolicy.start(settings)
     try:
         fresh = await sampled(policy)
@@ -40,7 +46,9 @@ async def applied_and_back(first: Path, second: Path) -> None:
         for file, stale in ((new, False), (old, True)):
             probes = await policy._engine.collective_rpc("probe_frame", args=([str(file)], 1))
             assert len(probes) == 2
-            assert all(bool(probe["stale"]) is stale and probe["compared"] >= 10 for probe in probes), probes
+            assert all(
+                bool(probe["stale"]) is stale and probe["compared"] >= 10 for probe in probes
+            ), probes
         await policy.apply(old, PolicyVersion(version=2))
         again = await sampled(policy)
         assert (again.ids, again.logprobs) == (fresh.ids, fresh.logprobs)
@@ -49,4 +57,6 @@ async def applied_and_back(first: Path, second: Path) -> None:
 
 
 async def sampled(policy: VllmPolicy) -> Generation:
-    return await policy.generate(list(range(5, 40)), max_tokens=12, temperature=1.0, stop_ids=(), seed=3)
+    return await policy.generate(
+        list(range(5, 40)), max_tokens=12, temperature=1.0, stop_ids=(), seed=3
+    )

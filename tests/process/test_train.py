@@ -22,7 +22,9 @@ KEYS = set(
 
 
 @pytest.mark.process
-def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace: Workplace) -> None:
+def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(
+    workplace: Workplace,
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     process = workplace.start("train")
@@ -54,11 +56,22 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace
 
 
 @pytest.mark.process
-def test_a_context_that_fills_up_is_summarised_and_learner_and_actor_agree_on_each_branch(workplace: Workplace) -> None:
+def test_a_context_that_fills_up_is_summarised_and_learner_and_actor_agree_on_each_branch(
+    workplace: Workplace,
+) -> None:
     process = workplace.start(
         "train",
-        *('--envs=[{"id": "parity"}]', "--rollout.context=summarise", "--model.max_context_tokens=150"),
-        *("--horizon.kind=fixed", "--horizon.horizons=[8]", "--learner.backend=torch", "--loss.normalisation=sequence"),
+        *(
+            '--envs=[{"id": "parity"}]',
+            "--rollout.context=summarise",
+            "--model.max_context_tokens=150",
+        ),
+        *(
+            "--horizon.kind=fixed",
+            "--horizon.horizons=[8]",
+            "--learner.backend=torch",
+            "--loss.normalisation=sequence",
+        ),
         *("--imitation.steps=0", "--rl.steps=2", "--learner.keep_log=true"),
     )
     assert process.wait(240) == 0, workplace.logs()
@@ -71,16 +84,24 @@ def test_a_context_that_fills_up_is_summarised_and_learner_and_actor_agree_on_ea
     assert branched
     for episode in branched:
         assert all("Your summary of" in prompt for prompt in episode["branches"])
-        assert {turn["branch"] for turn in episode["turns"]} == set(range(len(episode["branches"]) + 1))
+        assert {turn["branch"] for turn in episode["turns"]} == set(
+            range(len(episode["branches"]) + 1)
+        )
         assert len(episode["turns"]) <= 8
     replay = workplace.start("replay", "--from", "0", place=workplace.run_dir)
     assert replay.wait(120) == 0, workplace.logs()
 
 
 @pytest.mark.process
-def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoint(workplace: Workplace) -> None:
+def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoint(
+    workplace: Workplace,
+) -> None:
     process = workplace.start(
-        "train", "--actor.engine=scripted", "--learner.ranks=2", "--imitation.steps=1", "--rl.steps=2"
+        "train",
+        "--actor.engine=scripted",
+        "--learner.ranks=2",
+        "--imitation.steps=1",
+        "--rl.steps=2",
     )
     assert process.wait(240) == 0, workplace.logs()
     assert [line["step"] for line in workplace.lines()] == [1, 2, 3]
@@ -89,31 +110,50 @@ def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoi
     log = workplace.run_dir / "logs" / "learner.log"
     os.truncate(log, LOG_BYTES + 1)  # as after weeks: it begins anew
     further = workplace.start(
-        "train", "--actor.engine=scripted", "--learner.ranks=1", "--imitation.steps=1", "--rl.steps=3"
+        "train",
+        "--actor.engine=scripted",
+        "--learner.ranks=1",
+        "--imitation.steps=1",
+        "--rl.steps=3",
     )
     assert further.wait(240) == 0, workplace.logs()
     assert log.with_name("learner.log.1").stat().st_size > LOG_BYTES > log.stat().st_size
-    assert [(line["step"], line["lineage"]) for line in workplace.lines("ledger.jsonl")][-2:] == [(3, 0), (4, 1)]
-    assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.ranks": [2, 1], "rl.steps": [2, 3]}
+    assert [(line["step"], line["lineage"]) for line in workplace.lines("ledger.jsonl")][-2:] == [
+        (3, 0),
+        (4, 1),
+    ]
+    assert workplace.lines("lineages.jsonl")[-1]["changed"] == {
+        "learner.ranks": [2, 1],
+        "rl.steps": [2, 3],
+    }
     assert json.loads((workplace.run_dir / "model" / "version.json").read_text())["step"] == 4
 
 
 @pytest.mark.process
-def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(workplace: Workplace) -> None:
-    process = workplace.start("train", "--actor.engine=scripted", "--learner.backend=hash", "--rl.steps=60")
+def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(
+    workplace: Workplace,
+) -> None:
+    process = workplace.start(
+        "train", "--actor.engine=scripted", "--learner.backend=hash", "--rl.steps=60"
+    )
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
     for part in psutil.Process(process.pid).children():
         if "horizonrl.ops.cli.main" in command_line(part):  # all but the nats-server
             part.terminate()
     assert process.wait(120) == 0, workplace.logs()
     assert [line["step"] for line in workplace.lines()] == list(range(1, 63))
-    events = [json.loads(line) for line in (workplace.run_dir / "logs" / "console.log").read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (workplace.run_dir / "logs" / "console.log").read_text().splitlines()
+    ]
     ends = {event["part"]: event["code"] for event in events if event["event"] == "part_ended"}
     assert ends == dict.fromkeys(("learner", "controller", "actor-0"), 128 + signal.SIGTERM)
 
 
 @pytest.mark.process
-def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(workplace: Workplace) -> None:
+def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(
+    workplace: Workplace,
+) -> None:
     settings = ("--learner.keep_log=true", "--eval.every=3", "--eval.tasks=2", "--eval.samples=2")
     process = workplace.start("train", *settings)
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)

@@ -37,11 +37,14 @@ def test_a_run_with_weights_as_changes_gives_actors_what_the_learner_made(
     assert sent.count(frame) == 1
     assert all(0 < size < frame / 4 for size in sent[3:]), sent
     made = {
-        f"v{line['version']}.l{line['lineage']}": line["weights_digest"] for line in workplace.lines("ledger.jsonl")
+        f"v{line['version']}.l{line['lineage']}": line["weights_digest"]
+        for line in workplace.lines("ledger.jsonl")
     }
     log = (workplace.run_dir / "logs" / "actor-0.log").read_text().splitlines()
     events = [json.loads(line) for line in log if line.startswith("{")]
-    applied = {event["version"]: event["digest"] for event in events if event["event"] == "weights_applied"}
+    applied = {
+        event["version"]: event["digest"] for event in events if event["event"] == "weights_applied"
+    }
     assert len(applied) >= 3
     assert applied.items() <= made.items()
 
@@ -60,8 +63,16 @@ class Follower:
 
     @property
     def applied(self) -> list[tuple[str, str]]:
-        events = [json.loads(line) for line in self.output.read_text().split("\n")[:-1] if line.startswith("{")]
-        return [(event["version"], event["digest"]) for event in events if event["event"] == "weights_loaded"]
+        events = [
+            json.loads(line)
+            for line in self.output.read_text().split("\n")[:-1]
+            if line.startswith("{")
+        ]
+        return [
+            (event["version"], event["digest"])
+            for event in events
+            if event["event"] == "weights_loaded"
+        ]
 
     async def reaches(self, version: str) -> None:
         await until(lambda: bool(self.applied) and self.applied[-1][0] == version)
@@ -97,7 +108,9 @@ def test_actors_that_join_late_sleep_or_are_killed_in_a_patch_load_what_was_publ
     async def travel() -> None:
         async with connected(run, BrokerSection(url=nats_server.url), Role.CONTROLLER) as transport:
             # 64 MB, so that a patch and its digests take long enough to be hit.
-            learner = RandomLearner(transport, tmp_path / "weights", shapes={"model.a": (32 << 20,)})
+            learner = RandomLearner(
+                transport, tmp_path / "weights", shapes={"model.a": (32 << 20,)}
+            )
             awake, sleeper, victim = follower("host"), follower("other"), follower("third")
             for each in (awake, sleeper, victim):
                 await learner.step(share=0.01)

@@ -37,7 +37,9 @@ def main(argv: Sequence[str]) -> int:
         help="only these; 1 10 100 1000 5000 by default, and a restart",
     )
     parser.add_argument("--small", action="store_true", help="1 and 20 actors, for seconds each")
-    parser.add_argument("--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file")
+    parser.add_argument(
+        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file"
+    )
     options = parser.parse_args(argv)
     return run(options.actors, options.small, options.json_file)
 

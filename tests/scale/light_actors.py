@@ -49,13 +49,17 @@ async def serve(config: RunConfig, count: int, play_s: float) -> None:
         async def act(number: int) -> None:
             async with AsyncExitStack() as held:
                 async with entering:
-                    transport = await held.enter_async_context(connected(config.run.name, config.broker, Role.ACTOR))
+                    transport = await held.enter_async_context(
+                        connected(config.run.name, config.broker, Role.ACTOR)
+                    )
                 entered.release()
                 token_s = play_s / GROUP_TOKENS * random.uniform(*SLOWER)
                 policy = ScriptedPolicy(
                     max_context_tokens=config.model.max_context_tokens, seed=number, token_s=token_s
                 )
-                await _actor(config, transport, policy, chat, metrics, Path(scratch) / str(number)).run()
+                await _actor(
+                    config, transport, policy, chat, metrics, Path(scratch) / str(number)
+                ).run()
 
         async with asyncio.TaskGroup() as group:
             for number in range(count):

@@ -106,11 +106,16 @@ async def restart(directory: Path, tickets: int, outstanding: int = OUTSTANDING)
         async with connected(config.run.name, broker) as transport:
             queue = TicketQueue(transport)
             await queue.issue_all([_ticket(tickets + number) for number in range(outstanding)])
-            await GroupLog(transport).publish(_group(tickets - 1))  # the log's last entry is the cursor's
+            await GroupLog(transport).publish(
+                _group(tickets - 1)
+            )  # the log's last entry is the cursor's
             await StateStore(transport).put(Key.PROGRESS, _progress(step, step * GROUPS_PER_STEP))
             learner_s, peak_mib = await _start_learner(config, transport)
             controller_s = await _start_controller(config, transport, tickets + outstanding)
-            began, standing = time.perf_counter(), StandingTickets(transport, TicketQueue(transport))
+            began, standing = (
+                time.perf_counter(),
+                StandingTickets(transport, TicketQueue(transport)),
+            )
             await standing.refresh(_progress(step, tickets), {Kind.TRAIN: tickets + outstanding})
             scan_s = time.perf_counter() - began
     return Restart(tickets, outstanding, ledger_bytes, learner_s, peak_mib, controller_s, scan_s)
@@ -178,7 +183,9 @@ def _leave(config: RunConfig, step: int) -> int:
         "config": dict(record.config),
     }
     engine = HashEngine(vocabulary=512)
-    CheckpointStore(config.run_dir / "checkpoints", keep=1).write(step, lambda place: engine.save(place, state), state)
+    CheckpointStore(config.run_dir / "checkpoints", keep=1).write(
+        step, lambda place: engine.save(place, state), state
+    )
     return size
 
 
@@ -212,7 +219,9 @@ def _progress(step: int, settled: int) -> Progress:
 
 def _ticket(number: int) -> Ticket:
     task = Task(env_id="textcraft", task_id="a")
-    return Ticket(number=number, kind=Kind.TRAIN, task=task, group_size=EPISODES, horizon_turns=TURNS)
+    return Ticket(
+        number=number, kind=Kind.TRAIN, task=task, group_size=EPISODES, horizon_turns=TURNS
+    )
 
 
 def _group(number: int) -> Group:

@@ -72,7 +72,10 @@ async def measure(directory: Path, model: Path, actors: int, small: bool) -> Sca
         # The first step has the start of everything in it.
         await scaled.until_step(1)
         readings = await _read(scaled, SMALL_WINDOW_S if small else WINDOW_S)
-        costs = [sum(cpu_ms.values()) - cpu_ms["actors"] for cpu_ms in map(_cpu_ms, readings, readings[1:])]
+        costs = [
+            sum(cpu_ms.values()) - cpu_ms["actors"]
+            for cpu_ms in map(_cpu_ms, readings, readings[1:])
+        ]
         first, last = readings[0], readings[-1]
         groups, cpu_ms = last.groups - first.groups, _cpu_ms(first, last)
         return ScaleRow(

@@ -116,7 +116,13 @@ class ScaledRun:
         self.roles[role].append(psutil.Process(process.pid))
 
     async def start_role(self, role: str) -> None:
-        await self.start(role, "horizonrl.ops.cli.main", role, str(self.recipe), f"--broker.url={self.server.url}")
+        await self.start(
+            role,
+            "horizonrl.ops.cli.main",
+            role,
+            str(self.recipe),
+            f"--broker.url={self.server.url}",
+        )
 
     async def start_actors(self) -> None:
         """Start the light actors, and wait until each has its connection."""
@@ -152,7 +158,10 @@ class ScaledRun:
         ended = [process.pid for process in self.processes if process.returncode is not None]
         if ended or time.monotonic() > deadline:
             why = f"process {ended[0]} has ended" if ended else "the time is up"
-            logs = (f"{file.name}:\n{last_lines(file)}" for file in sorted(self.recipe.parent.glob("*.log")))
+            logs = (
+                f"{file.name}:\n{last_lines(file)}"
+                for file in sorted(self.recipe.parent.glob("*.log"))
+            )
             raise RunFailed("\n".join((f"{what}, and {why}", *logs)))
 
     async def step(self) -> int:
@@ -172,8 +181,14 @@ class ScaledRun:
 
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU time of each role so far."""
-        spent = {role: [process.cpu_times() for process in processes] for role, processes in self.roles.items()}
-        return {role: float(sum(each.user + each.system for each in times)) for role, times in spent.items()}
+        spent = {
+            role: [process.cpu_times() for process in processes]
+            for role, processes in self.roles.items()
+        }
+        return {
+            role: float(sum(each.user + each.system for each in times))
+            for role, times in spent.items()
+        }
 
     def memory_mib(self) -> dict[str, float]:
         """Return the resident memory of each role."""
@@ -189,10 +204,15 @@ async def running(directory: Path, model: Path, actors: int) -> AsyncIterator[Sc
     recipe = directory / "recipe.toml"
     async with EmbeddedServer(directory / "nats") as server:
         groups = groups_per_step(actors)
-        recipe.write_text(RECIPE.format(directory=directory, model=model, groups_per_step=groups), encoding="utf-8")
+        recipe.write_text(
+            RECIPE.format(directory=directory, model=model, groups_per_step=groups),
+            encoding="utf-8",
+        )
         config = RunConfig.load([recipe], [f"--broker.url={server.url}"])
         async with connected(config.run.name, config.broker) as transport:
-            scaled = ScaledRun(recipe, actors, server, transport, {"server": [psutil.Process(server.pid)]})
+            scaled = ScaledRun(
+                recipe, actors, server, transport, {"server": [psutil.Process(server.pid)]}
+            )
             try:
                 await scaled.start_role("controller")
                 await scaled.start_actors()

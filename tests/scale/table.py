@@ -34,35 +34,50 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
         "idle msg/s", title="per settled group", padding=(0, 0),
     )  # fmt: skip
     rows: list[ScaleRow] = []
-    report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "rows": []}
+    report: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "rows": [],
+    }
     with tempfile.TemporaryDirectory(prefix="horizonrl-scale-") as name:
         directory = Path(name)
         make_tiny_model_apart(directory / "model")
         for count in actors or (SMALL_ROWS if small else ROWS):
             what = f"measuring {count:,} actors, for about {forecast_s(count, small):.0f} s"
             with waiting(plain_console(stderr=True), what, announced=True):
-                row = uvloop.run(measure(directory / f"{count}-actors", directory / "model", count, small))
+                row = uvloop.run(
+                    measure(directory / f"{count}-actors", directory / "model", count, small)
+                )
             rows.append(row)
             report["rows"].append(asdict(row))
             table.add_row(*_cells(row))
             # After each row: a later one may fail.
             _write(report, json_file)
         if not actors:  # what does not depend on their number
-            with waiting(plain_console(stderr=True), "measuring a large step and a long run", announced=True):
+            with waiting(
+                plain_console(stderr=True), "measuring a large step and a long run", announced=True
+            ):
                 report |= _long(directory / "long", small)
     console = plain_console()
     console.print(table)
     for line in _lines(report):
         console.print(line)
     if (growth := _growth(rows)) is not None:
-        console.print(f"CPU per group from {rows[growth[0]].actors:,} to {rows[-1].actors:,} actors: {growth[1]:.2f} x")
+        console.print(
+            f"CPU per group from {rows[growth[0]].actors:,} to {rows[-1].actors:,} actors: {growth[1]:.2f} x"
+        )
         report["cpu_growth"] = growth[1]
     _write(report, json_file)
     return 0
 
 
 def _cells(row: ScaleRow) -> tuple[str, ...]:
-    numbers = (row.server_ms_per_group, row.controller_ms_per_group, row.learner_ms_per_group, row.actors_ms_per_group)
+    numbers = (
+        row.server_ms_per_group,
+        row.controller_ms_per_group,
+        row.learner_ms_per_group,
+        row.actors_ms_per_group,
+    )
     return (
         f"{row.actors:,}",
         f"{row.groups_per_s:.0f}",
@@ -81,7 +96,9 @@ def _write(report: dict[str, Any], json_file: Path | None) -> None:
 
 
 def _long(directory: Path, small: bool) -> dict[str, Any]:
-    tickets, outstanding, steps = (20_000, 100, (100,)) if small else (LONG, OUTSTANDING, BOOKKEEPING)
+    tickets, outstanding, steps = (
+        (20_000, 100, (100,)) if small else (LONG, OUTSTANDING, BOOKKEEPING)
+    )
     return {
         "bookkeeping": [{"groups": groups, "seconds": bookkeeping_s(groups)} for groups in steps],
         "restart": asdict(uvloop.run(restart(directory, tickets, outstanding))),

@@ -29,7 +29,9 @@ def test_a_row_has_what_a_settled_group_costs(tmp_path: Path) -> None:
     for name in ("groups_per_s", "messages_per_group", "bytes_per_group", "cpu_ms_per_group"):
         assert row[name] > 0
     roles = ("server", "controller", "learner")
-    assert row["cpu_ms_per_group"] == pytest.approx(sum(row[f"{role}_ms_per_group"] for role in roles))
+    assert row["cpu_ms_per_group"] == pytest.approx(
+        sum(row[f"{role}_ms_per_group"] for role in roles)
+    )
     assert row["cpu_ms_low"] <= row["cpu_ms_high"]
     # What is measured begins and ends with a step. More than the rate asks for would be a second copy of something.
     assert row["steps"] >= row["windows"] >= 2

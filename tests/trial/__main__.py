@@ -140,7 +140,12 @@ class Trial:
     def look(self, run: str, keys: Path) -> None:
         """Ask the broker as an operator does whose port is forwarded: from its own network, with the monitor's key."""
         words = ["status", "--run", run, "--broker.url", "tls://127.0.0.1:4222"]
-        words += ["--broker.nats.ca_file", str(keys / "ca.pem"), "--broker.nats.nkey_seed", f"{keys}/{run}/monitor.nk"]
+        words += [
+            "--broker.nats.ca_file",
+            str(keys / "ca.pem"),
+            "--broker.nats.nkey_seed",
+            f"{keys}/{run}/monitor.nk",
+        ]
         inside = [
             "nsenter",
             f"--net={self.places[BROKER][1]['network']}",
@@ -148,7 +153,9 @@ class Trial:
             "-m",
             "horizonrl.ops.cli.main",
         ]
-        done = subprocess.run([*inside, *words], check=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*inside, *words], check=True, capture_output=True, text=True, timeout=60
+        )
         say(f"horizonrl status: {done.stdout.splitlines()[0]}")
 
     def collect(self, run: str, namespace: str) -> None:
@@ -157,10 +164,15 @@ class Trial:
         if "models" in {volume["name"] for volume in self.pods["learner-0"].spec["volumes"]}:
             text = text.replace("# - {name: models", "- {name: models")  # as its head says
         pod = yaml.safe_load(text)
-        workload = {"metadata": {"name": "reader", "namespace": namespace}, "spec": {"template": pod}}
+        workload = {
+            "metadata": {"name": "reader", "namespace": namespace},
+            "spec": {"template": pod},
+        }
         pod["metadata"]["labels"] = {COMPONENT: "reader"}
         place = self.stack.enter_context(self.node.place())
-        reader = start(self.node, Pod.of(workload, self.pods[BROKER].folder.parent, {}), self.image, place)
+        reader = start(
+            self.node, Pod.of(workload, self.pods[BROKER].folder.parent, {}), self.image, place
+        )
         self.stack.callback(_leave_none, reader)
         time.sleep(1)
         for words in (
@@ -179,31 +191,54 @@ class Trial:
         process = self.start(name).process
         code = process.wait(60)
         took_s, used_s = time.monotonic() - began, _children_s() - cpu
-        say(f"{name}, started again, ended with code {code} after {took_s:.2f} s ({used_s:.2f} s of a CPU)")
-        if code or used_s > self.within_s:  # of a CPU: on a busy machine the clock counts what others do
-            raise RunFailed(f"it should end with code 0 within {self.within_s:g} s: see {self.running[name].log}")
+        say(
+            f"{name}, started again, ended with code {code} after {took_s:.2f} s ({used_s:.2f} s of a CPU)"
+        )
+        if (
+            code or used_s > self.within_s
+        ):  # of a CPU: on a busy machine the clock counts what others do
+            raise RunFailed(
+                f"it should end with code 0 within {self.within_s:g} s: see {self.running[name].log}"
+            )
         if (self.streams(), self.written()) != before:
-            raise RunFailed(f"{name} has changed a stream or a file of the finished run: {before} before")
+            raise RunFailed(
+                f"{name} has changed a stream or a file of the finished run: {before} before"
+            )
         del self.running[name]
 
     def written(self) -> dict[str, int]:
         """Return when each file of the claims was last written, the broker's apart."""
-        claims = [each for each in self.node.cluster.claims.iterdir() if not each.name.endswith(f"-{BROKER}-0")]
+        claims = [
+            each
+            for each in self.node.cluster.claims.iterdir()
+            if not each.name.endswith(f"-{BROKER}-0")
+        ]
         files = [file for claim in claims for file in claim.rglob("*") if file.is_file()]
         return {str(file): file.stat().st_mtime_ns for file in files}
 
 
 def main(argv: Sequence[str]) -> int:
     """Return the exit code: 0 if the run has finished, and each role ends at once when it is started again."""
-    parser = argparse.ArgumentParser(prog="python -m tests.trial", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.trial", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("folder", type=Path, help="what rootfs.sh has made")
     parser.add_argument("overlay", type=Path, help="a folder for `kubectl kustomize`")
     parser.add_argument("--chart", type=Path, required=True, help="NATS' own chart, as a .tgz")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="changes of the recipe")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="changes of the recipe",
+    )
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--for-s", type=float, default=3600.0, help="longest run, in seconds")
     parser.add_argument(
-        "--within-s", type=float, default=2.0, help="longest start in a finished run, in seconds of a CPU"
+        "--within-s",
+        type=float,
+        default=2.0,
+        help="longest start in a finished run, in seconds of a CPU",
     )
     given = parser.parse_args(argv)
     for signum in (signal.SIGINT, signal.SIGTERM):  # so that no container stays
@@ -220,7 +255,11 @@ def main(argv: Sequence[str]) -> int:
 def attempt(given: argparse.Namespace, stack: ExitStack) -> None:
     work = (given.folder / "trial").resolve()
     manifests = [*rendered(given.overlay), *rendered_chart(given.chart)]
-    workloads = {each["metadata"]["name"]: each for each in manifests if each["kind"] in ("Job", "StatefulSet")}
+    workloads = {
+        each["metadata"]["name"]: each
+        for each in manifests
+        if each["kind"] in ("Job", "StatefulSet")
+    }
     run = workloads["controller"]["metadata"]["labels"][INSTANCE]
     shutil.rmtree(work / "pods", ignore_errors=True)
     for claim in made_claims(manifests):
@@ -228,7 +267,9 @@ def attempt(given: argparse.Namespace, stack: ExitStack) -> None:
     (work / "claims").mkdir(parents=True, exist_ok=True)
     secrets = make_secrets(work / "keys", run, given.actors)
     trial = Trial(
-        node=stack.enter_context(TrialNode(Surroundings(manifests, secrets, work / "claims")).serving()),
+        node=stack.enter_context(
+            TrialNode(Surroundings(manifests, secrets, work / "claims")).serving()
+        ),
         stack=stack,
         image=image_of(given.folder),
         pods=dict(all_pods(workloads, work / "pods", variables(given.set), given.actors)),
@@ -237,7 +278,9 @@ def attempt(given: argparse.Namespace, stack: ExitStack) -> None:
     trial.prepare()
     for name in trial.pods:
         started = trial.start(name)
-        if name == BROKER:  # as an operator waits for the chart; roles wait for each other by themselves
+        if (
+            name == BROKER
+        ):  # as an operator waits for the chart; roles wait for each other by themselves
             while "startupProbe" not in started.passed:
                 trial.probe(started)
                 time.sleep(0.1)
@@ -245,7 +288,9 @@ def attempt(given: argparse.Namespace, stack: ExitStack) -> None:
     trial.end_actors()
     (run_dir,) = [each for each in (work / "claims").glob(f"*/{run}") if each.is_dir()]
     last = json.loads((run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    say(f"the run is finished: step {last['step']}, {trial.restarts} restarts; streams {trial.streams()}")
+    say(
+        f"the run is finished: step {last['step']}, {trial.restarts} restarts; streams {trial.streams()}"
+    )
     trial.look(run, work / "keys")
     for name in (name for name in trial.pods if name != BROKER):
         trial.start_again(name)

@@ -69,7 +69,10 @@ class TrialNode:
                 try:
                     while not (children := psutil.Process(pause.pid).children()):
                         time.sleep(0.01)
-                    yield address, {"network": f"/run/netns/{name}", "pid": f"/proc/{children[0].pid}/ns/pid"}
+                    yield (
+                        address,
+                        {"network": f"/run/netns/{name}", "pid": f"/proc/{children[0].pid}/ns/pid"},
+                    )
                 finally:
                     pause.kill()
         finally:
@@ -77,7 +80,10 @@ class TrialNode:
 
     def hosts(self, folder: Path) -> Iterator[Manifest]:
         """Write /etc/hosts in place of a cluster's DNS, and yield its mount."""
-        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.names.items())]
+        lines = [
+            "127.0.0.1 localhost",
+            *(f"{address} {name}" for name, address in self.names.items()),
+        ]
         (folder / "hosts").write_text("\n".join(lines) + "\n", encoding="utf-8")
         yield bound(folder / "hosts", "/etc/hosts", read_only=True)
 
@@ -120,7 +126,9 @@ class Started:
             return time.monotonic() - self.began
         window_s = self._window_s(kind)
         if kind == "startupProbe" and time.monotonic() - self.began > window_s:
-            raise RunFailed(f"{kind} of {self.pod.name} has not passed within {window_s} s: see {self.log}")
+            raise RunFailed(
+                f"{kind} of {self.pod.name} has not passed within {window_s} s: see {self.log}"
+            )
         return None
 
     def stay_alive(self) -> None:
@@ -132,12 +140,17 @@ class Started:
         if self.probe(kind):
             self._alive = now
         elif now - self._alive > self._window_s(kind):
-            raise RunFailed(f"{kind} of {self.pod.name} has failed for {now - self._alive:.0f} s: see {self.log}")
+            raise RunFailed(
+                f"{kind} of {self.pod.name} has failed for {now - self._alive:.0f} s: see {self.log}"
+            )
 
     def _window_s(self, kind: str) -> float:
         """Return the seconds after which a probe has failed for good."""
         asked = self.pod.container[kind]
-        return float(asked.get("initialDelaySeconds", 0) + asked["periodSeconds"] * asked.get("failureThreshold", 3))
+        return float(
+            asked.get("initialDelaySeconds", 0)
+            + asked["periodSeconds"] * asked.get("failureThreshold", 3)
+        )
 
     def run(self, *command: str) -> str:
         """Run a command in the container, as `kubectl exec` does, and return what it printed."""
@@ -145,7 +158,12 @@ class Started:
         return subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout
 
     def kill(self, signum: signal.Signals) -> None:
-        subprocess.run([*RUNTIME, "kill", self.id, str(int(signum))], check=False, capture_output=True, timeout=30)
+        subprocess.run(
+            [*RUNTIME, "kill", self.id, str(int(signum))],
+            check=False,
+            capture_output=True,
+            timeout=30,
+        )
 
     def stop(self) -> tuple[int, float]:
         """End the container as a kubelet does, SIGTERM and then its grace; return its code and how long it took."""
@@ -155,7 +173,9 @@ class Started:
             self.process.wait(self.pod.grace_s)
         except subprocess.TimeoutExpired:
             self.kill(signal.SIGKILL)
-            raise RunFailed(f"{self.pod.name} has not ended within {self.pod.grace_s} s of SIGTERM") from None
+            raise RunFailed(
+                f"{self.pod.name} has not ended within {self.pod.grace_s} s of SIGTERM"
+            ) from None
         return self.process.returncode, time.monotonic() - asked
 
 
@@ -168,7 +188,9 @@ def start(node: TrialNode, pod: Pod, image: Image, place: tuple[str, Mapping[str
     log = pod.folder.with_suffix(".log")
     with log.open("ab") as sink:
         command = [*RUNTIME, "run", "--bundle", str(pod.folder), pod.folder.name]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT
+        )
     return Started(pod, address, log, process)
 
 

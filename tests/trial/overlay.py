@@ -18,7 +18,9 @@ SEEN_AT = "/etc/horizonrl-keys"
 
 
 def rendered(overlay: Path) -> list[Manifest]:
-    done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        ["kubectl", "kustomize", overlay], capture_output=True, text=True, check=True, timeout=60
+    )
     return list(yaml.safe_load_all(done.stdout))
 
 
@@ -35,9 +37,15 @@ def rendered_chart(chart: Path) -> list[Manifest]:
 
 def made_claims(manifests: Iterable[Manifest]) -> list[str]:
     """Return the claims that the manifests make, those of the broker's StatefulSet among them."""
-    claims = [each["metadata"]["name"] for each in manifests if each["kind"] == "PersistentVolumeClaim"]
+    claims = [
+        each["metadata"]["name"] for each in manifests if each["kind"] == "PersistentVolumeClaim"
+    ]
     for each in manifests:
-        for claim in each.get("spec", {}).get("volumeClaimTemplates", ()) if each["kind"] == "StatefulSet" else ():
+        for claim in (
+            each.get("spec", {}).get("volumeClaimTemplates", ())
+            if each["kind"] == "StatefulSet"
+            else ()
+        ):
             claims.append(f"{claim['metadata']['name']}-{each['metadata']['name']}-0")
     return claims
 
@@ -45,8 +53,26 @@ def made_claims(manifests: Iterable[Manifest]) -> list[str]:
 def make_secrets(folder: Path, run: str, actors: int) -> dict[str, dict[str, bytes]]:
     """Make the run's keys with our own command, and return the secrets that docs/kubernetes.md makes of them."""
     shutil.rmtree(folder, ignore_errors=True)
-    words = ["broker", "keys", "--out", folder, "--run", run, "--actors", actors, "--host", BROKER_NAME]
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", *map(str, words), "--seen-at", SEEN_AT]
+    words = [
+        "broker",
+        "keys",
+        "--out",
+        folder,
+        "--run",
+        run,
+        "--actors",
+        actors,
+        "--host",
+        BROKER_NAME,
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "horizonrl.ops.cli.main",
+        *map(str, words),
+        "--seen-at",
+        SEEN_AT,
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     own = folder / run
 
@@ -54,13 +80,16 @@ def make_secrets(folder: Path, run: str, actors: int) -> dict[str, dict[str, byt
         return {file.name: file.read_bytes() for file in files}
 
     return {
-        "horizonrl-broker": of(*(folder / name for name in ("nats-server.conf", "server.pem", "server.key"))),
+        "horizonrl-broker": of(
+            *(folder / name for name in ("nats-server.conf", "server.pem", "server.key"))
+        ),
         **{
             f"horizonrl-{role}": of(folder / "ca.pem", own / "ticket.key")
             | {"role.nk": (own / f"{role}.nk").read_bytes()}
             for role in ("controller", "learner")
         },
-        "horizonrl-learner-node": of(folder / "ca.pem") | {"role.nk": (own / "monitor.nk").read_bytes()},
+        "horizonrl-learner-node": of(folder / "ca.pem")
+        | {"role.nk": (own / "monitor.nk").read_bytes()},
         "horizonrl-actor": of(folder / "ca.pem", *(own / "actors").iterdir()),
     }
 

@@ -17,7 +17,14 @@ SECCOMP = Path("/usr/share/containers/seccomp.json")
 """What `seccompProfile: RuntimeDefault` stands for; Debian's golang-github-containers-common brings it."""
 UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 EMPTY_DIR, CLAIM, PLAIN = 0o2777, 0o2775, 0o2755
-MASKED = ["/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug"]
+MASKED = [
+    "/proc/acpi",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/sched_debug",
+]
 READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
@@ -45,7 +52,9 @@ class Surroundings:
             return dict(self.secrets[name])
         for each in self.manifests:
             if (each["kind"], each["metadata"]["name"]) == (kind, name):
-                binary = {key: base64.b64decode(text) for key, text in each.get("binaryData", {}).items()}
+                binary = {
+                    key: base64.b64decode(text) for key, text in each.get("binaryData", {}).items()
+                }
                 return {key: text.encode() for key, text in each.get("data", {}).items()} | binary
         raise KeyError(f"{kind} {name}")
 
@@ -63,14 +72,20 @@ class Pod:
     """Variables that this trial sets besides the manifest's: its only change to what the manifest says."""
 
     @classmethod
-    def of(cls, workload: Manifest, folder: Path, added: Mapping[str, str], index: int = 0) -> "Pod":
+    def of(
+        cls, workload: Manifest, folder: Path, added: Mapping[str, str], index: int = 0
+    ) -> "Pod":
         """Return the pod that Kubernetes makes of a workload: number `index` of a StatefulSet or of an indexed Job."""
         template, name = workload["spec"]["template"], f"{workload['metadata']['name']}-{index}"
         labels = {**template["metadata"]["labels"], "apps.kubernetes.io/pod-index": str(index)}
         container = template["spec"]["containers"][0]
         if workload["spec"].get("completionMode") == "Indexed":
             added = {**added, "JOB_COMPLETION_INDEX": str(index)}
-        spec = template["spec"] | _claimed(workload, name) | {"namespace": workload["metadata"].get("namespace")}
+        spec = (
+            template["spec"]
+            | _claimed(workload, name)
+            | {"namespace": workload["metadata"].get("namespace")}
+        )
         return cls(name, labels, spec, container, folder / name, added)
 
     @property
@@ -86,7 +101,9 @@ class Pod:
         found = {**image.environment, "HOSTNAME": self.hostname}
         for variable in self.container.get("env", ()):
             if "valueFrom" in variable:
-                found[variable["name"]] = self._field(variable["valueFrom"]["fieldRef"]["fieldPath"])
+                found[variable["name"]] = self._field(
+                    variable["valueFrom"]["fieldRef"]["fieldPath"]
+                )
             else:
                 found[variable["name"]] = expanded(variable["value"], found)
         return found | dict(self.added)
@@ -110,23 +127,34 @@ class Pod:
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 options = ["nosuid", "nodev", f"mode={EMPTY_DIR:o}", f"gid={group}"]
                 options.append(f"size={size_bytes(volume['emptyDir']['sizeLimit'])}")
-                yield {"destination": mount["mountPath"], "type": "tmpfs", "source": "tmpfs", "options": options}
+                yield {
+                    "destination": mount["mountPath"],
+                    "type": "tmpfs",
+                    "source": "tmpfs",
+                    "options": options,
+                }
                 continue
             source = self._folder(volume, cluster, group)
             if "subPathExpr" in mount:
                 source /= expanded(mount["subPathExpr"], environment)
-            read_only = mount.get("readOnly") or volume.get("persistentVolumeClaim", {}).get("readOnly")
+            read_only = mount.get("readOnly") or volume.get("persistentVolumeClaim", {}).get(
+                "readOnly"
+            )
             yield bound(source, mount["mountPath"], read_only=bool(read_only))
 
     def _folder(self, volume: Manifest, cluster: Surroundings, group: int) -> Path:
         if "persistentVolumeClaim" in volume:
-            return _made(cluster.claims / str(volume["persistentVolumeClaim"]["claimName"]), group, CLAIM)
+            return _made(
+                cluster.claims / str(volume["persistentVolumeClaim"]["claimName"]), group, CLAIM
+            )
         folder = self.folder / "volumes" / str(volume["name"])
         if "emptyDir" in volume:
             return _made(folder, group, EMPTY_DIR)
         projected = volume.get("projected")
         for source in projected["sources"] if projected else [volume]:
-            mode = (projected or source.get("configMap") or source["secret"]).get("defaultMode", 0o644)
+            mode = (projected or source.get("configMap") or source["secret"]).get(
+                "defaultMode", 0o644
+            )
             for path, content in _files(source, cluster).items():
                 place = folder / path
                 _made(place.parent, group, PLAIN)
@@ -136,7 +164,11 @@ class Pod:
         return folder
 
     def runtime_config(
-        self, image: Image, mounts: Sequence[Manifest], namespaces: Mapping[str, str], seccomp: Manifest | None
+        self,
+        image: Image,
+        mounts: Sequence[Manifest],
+        namespaces: Mapping[str, str],
+        seccomp: Manifest | None,
     ) -> Manifest:
         """Return the container as an OCI runtime takes it; `namespaces` are those of the pod, by type."""
         security, own = self.spec["securityContext"], self.container["securityContext"]
@@ -160,7 +192,10 @@ class Pod:
                 "args": [expanded(word, environment) for word in words],
                 "env": [f"{name}={value}" for name, value in environment.items()],
                 "cwd": image.working_directory,
-                "capabilities": {kind: [] for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")},
+                "capabilities": {
+                    kind: []
+                    for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")
+                },
                 "noNewPrivileges": not own["allowPrivilegeEscalation"],
             },
             "mounts": [*(each for each in SYSTEM if each["destination"] not in places), *mounts],
@@ -176,10 +211,30 @@ class Pod:
 
 SYSTEM: list[Manifest] = [
     {"destination": "/proc", "type": "proc", "source": "proc"},
-    {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]},
-    {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["newinstance", "ptmxmode=0666"]},
-    {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["mode=1777", "size=65536k"]},
-    {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
+    {
+        "destination": "/dev",
+        "type": "tmpfs",
+        "source": "tmpfs",
+        "options": ["nosuid", "mode=755", "size=65536k"],
+    },
+    {
+        "destination": "/dev/pts",
+        "type": "devpts",
+        "source": "devpts",
+        "options": ["newinstance", "ptmxmode=0666"],
+    },
+    {
+        "destination": "/dev/shm",
+        "type": "tmpfs",
+        "source": "shm",
+        "options": ["mode=1777", "size=65536k"],
+    },
+    {
+        "destination": "/sys",
+        "type": "sysfs",
+        "source": "sysfs",
+        "options": ["nosuid", "noexec", "nodev", "ro"],
+    },
     {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]},
 ]
 
@@ -210,13 +265,19 @@ def seccomp_profile(profile: Manifest) -> Manifest:
     ]
     taken = ("names", "action", "args", "errnoRet")
     calls = [{key: each[key] for key in taken if each.get(key)} for each in kept]
-    own: Manifest = {key: profile[key] for key in ("defaultAction", "defaultErrnoRet") if key in profile}
+    own: Manifest = {
+        key: profile[key] for key in ("defaultAction", "defaultErrnoRet") if key in profile
+    }
     return {**own, "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86"], "syscalls": calls}
 
 
 def default_seccomp() -> Manifest | None:
     """Return this machine's default profile, None where there is none."""
-    return seccomp_profile(json.loads(SECCOMP.read_text(encoding="utf-8"))) if SECCOMP.is_file() else None
+    return (
+        seccomp_profile(json.loads(SECCOMP.read_text(encoding="utf-8")))
+        if SECCOMP.is_file()
+        else None
+    )
 
 
 def _files(source: Manifest, cluster: Surroundings) -> dict[str, bytes]:
@@ -236,7 +297,10 @@ KINDS = {"ConfigMap": "configMap", "Secret": "secret"}
 def _claimed(workload: Manifest, name: str) -> Manifest:
     """Return the volumes of a pod with those of its StatefulSet's claims."""
     claims = [each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())]
-    made = [{"name": claim, "persistentVolumeClaim": {"claimName": f"{claim}-{name}"}} for claim in claims]
+    made = [
+        {"name": claim, "persistentVolumeClaim": {"claimName": f"{claim}-{name}"}}
+        for claim in claims
+    ]
     return {"volumes": [*itertools.chain(workload["spec"]["template"]["spec"]["volumes"], made)]}
 
 

@@ -15,7 +15,9 @@ from tests.ops.deploy.test_nats_chart import rendered as rendered_broker
 from tests.trial.overlay import all_pods, made_claims, make_secrets, rendered, variables
 from tests.trial.pods import Image, Pod, Surroundings, expanded, seccomp_profile, size_bytes
 
-IMAGE = Image(Path("/image"), {"PATH": "/usr/local/bin", "HOME": "/home/horizonrl"}, "/home/horizonrl")
+IMAGE = Image(
+    Path("/image"), {"PATH": "/usr/local/bin", "HOME": "/home/horizonrl"}, "/home/horizonrl"
+)
 NAMESPACES = {"network": "/run/netns/pod", "pid": "/proc/1/ns/pid"}
 
 
@@ -31,7 +33,10 @@ def broker() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def configs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secrets: dict[str, dict[str, bytes]], broker: list[dict[str, Any]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    secrets: dict[str, dict[str, bytes]],
+    broker: list[dict[str, Any]],
 ) -> Any:
     """Return what gives an overlay's pods as the runtime takes them, by name, with the broker's."""
     if os.geteuid():
@@ -70,8 +75,12 @@ def test_each_pod_of_each_overlay_is_a_container_with_its_own_files(configs: Any
         assert set(made) == roles | nodes | {"nats"}, overlay
         for name in roles:
             config = Path(mount(made[name], "/etc/horizonrl")["source"])
-            assert {"recipe.toml", "cluster.toml", "keys"} <= {each.name for each in config.iterdir()}
-            assert (config / "recipe.toml").read_text() == (KUBERNETES / f"overlays/{overlay}/recipe.toml").read_text()
+            assert {"recipe.toml", "cluster.toml", "keys"} <= {
+                each.name for each in config.iterdir()
+            }
+            assert (config / "recipe.toml").read_text() == (
+                KUBERNETES / f"overlays/{overlay}/recipe.toml"
+            ).read_text()
 
 
 @needs_kubectl
@@ -92,15 +101,22 @@ def test_a_container_has_the_command_the_user_and_the_limits_of_its_manifest(con
     assert Path(mount(actor, "/etc/horizonrl-key/role.nk")["source"]).name == "actor-1.nk"
     assert "size=8589934592" in mount(actor, "/dev/shm")["options"]
     assert "ro" in mount(actor, "/models")["options"]
-    assert mount(learner, "/runs")["source"].endswith("claims/runs") and "rw" in mount(learner, "/runs")["options"]
+    assert (
+        mount(learner, "/runs")["source"].endswith("claims/runs")
+        and "rw" in mount(learner, "/runs")["options"]
+    )
     key = Path(mount(learner, "/etc/horizonrl")["source"]) / "keys/ticket.key"
     assert key.stat().st_mode & 0o777 == 0o440
 
 
 @needs_kubectl
-def test_the_broker_is_started_as_its_chart_says(configs: Any, broker: list[dict[str, Any]]) -> None:
+def test_the_broker_is_started_as_its_chart_says(
+    configs: Any, broker: list[dict[str, Any]]
+) -> None:
     nats = configs("small")["nats"]
-    assert nats["process"]["args"] == ["--config", "/etc/nats-config/nats.conf"], "after the image's entrypoint"
+    assert nats["process"]["args"] == ["--config", "/etc/nats-config/nats.conf"], (
+        "after the image's entrypoint"
+    )
     assert {"SERVER_NAME=nats-0", "GOMEMLIMIT=3600MiB"} <= set(nats["process"]["env"])
     assert Path(mount(nats, "/data")["source"]).name == "nats-js-nats-0" in made_claims(broker)
     keys = {each.name for each in Path(mount(nats, "/etc/horizonrl-keys")["source"]).iterdir()}
@@ -108,10 +124,18 @@ def test_the_broker_is_started_as_its_chart_says(configs: Any, broker: list[dict
 
 
 def test_a_pod_is_numbered_and_its_references_are_replaced(tmp_path: Path) -> None:
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"env": []}], "volumes": []}}
-    workload = {"metadata": {"name": "node"}, "spec": {"template": template, "completionMode": "Indexed"}}
+    template = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {"containers": [{"env": []}], "volumes": []},
+    }
+    workload = {
+        "metadata": {"name": "node"},
+        "spec": {"template": template, "completionMode": "Indexed"},
+    }
     pod = Pod.of(workload, tmp_path, {"X": "1"}, index=2)
-    assert pod.environment(IMAGE)["JOB_COMPLETION_INDEX"] == "2" and pod.environment(IMAGE)["X"] == "1"
+    assert (
+        pod.environment(IMAGE)["JOB_COMPLETION_INDEX"] == "2" and pod.environment(IMAGE)["X"] == "1"
+    )
     assert (pod.name, pod.labels["apps.kubernetes.io/pod-index"]) == ("node-2", "2")
     assert expanded("$(A)/$(UNKNOWN)", {"A": "x"}) == "x/$(UNKNOWN)"
     assert [size_bytes(each) for each in ("7", "2Mi", "1Gi")] == [7, 2 << 20, 1 << 30]
@@ -119,11 +143,23 @@ def test_a_pod_is_numbered_and_its_references_are_replaced(tmp_path: Path) -> No
 
 def test_the_default_profile_has_no_call_that_needs_a_capability() -> None:
     calls = [
-        {"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": None, "includes": {}, "excludes": {}},
+        {
+            "names": ["read"],
+            "action": "SCMP_ACT_ALLOW",
+            "args": None,
+            "includes": {},
+            "excludes": {},
+        },
         {"names": ["mount"], "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["CAP_SYS_ADMIN"]}},
-        {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "excludes": {"caps": ["CAP_SYS_ADMIN"], "arches": ["s390x"]}},
+        {
+            "names": ["clone"],
+            "action": "SCMP_ACT_ALLOW",
+            "excludes": {"caps": ["CAP_SYS_ADMIN"], "arches": ["s390x"]},
+        },
         {"names": ["arm_only"], "action": "SCMP_ACT_ALLOW", "includes": {"arches": ["arm"]}},
     ]
     made = seccomp_profile({"defaultAction": "SCMP_ACT_ERRNO", "archMap": [], "syscalls": calls})
-    assert made["syscalls"] == [{"names": [name], "action": "SCMP_ACT_ALLOW"} for name in ("read", "clone")]
+    assert made["syscalls"] == [
+        {"names": [name], "action": "SCMP_ACT_ALLOW"} for name in ("read", "clone")
+    ]
     assert made["defaultAction"] == "SCMP_ACT_ERRNO"

@@ -14,7 +14,17 @@ from itertools import product
 from minigrid.core.actions import Actions
 
 from horizonrl.envs.worlds.babyai.sight import SIZE, Cell, Sight, look
-from horizonrl.envs.worlds.babyai.view import HEADINGS, START, VIEWS_KEPT, Found, Moves, Pose, Thing, View, parts
+from horizonrl.envs.worlds.babyai.view import (
+    HEADINGS,
+    START,
+    VIEWS_KEPT,
+    Found,
+    Moves,
+    Pose,
+    Thing,
+    View,
+    parts,
+)
 from horizonrl.envs.worlds.babyai.world import GridWorld, Outcome
 
 LEAST_REWARD = 0.5
@@ -37,7 +47,9 @@ class AgentGymView(View):
         """Return the reason why an action is not available."""
         if not action:
             return _UNMOVED
-        return self._offered[1].get(action, "The action is not recognized. Please check valid actions.")
+        return self._offered[1].get(
+            action, "The action is not recognized. Please check valid actions."
+        )
 
     @cached_property
     def _offered(self) -> tuple[dict[str, Moves], dict[str, str]]:
@@ -56,7 +68,10 @@ class _Offer:
     def __init__(self, view: AgentGymView) -> None:
         self._view = view
         self._ways = _Ways(view)
-        self.actions: dict[str, Moves] = {"turn left": (Actions.left,), "turn right": (Actions.right,)}
+        self.actions: dict[str, Moves] = {
+            "turn left": (Actions.left,),
+            "turn right": (Actions.right,),
+        }
         self.reasons: dict[str, str] = {}
 
     def walk(self) -> None:
@@ -64,18 +79,26 @@ class _Offer:
         if barrier is None or barrier.cell[0] > 1:
             self.actions["move forward"] = (Actions.forward,)
         else:
-            self.reasons["move forward"] = "There is a barrier in front of you, you can't move forward."
+            self.reasons["move forward"] = (
+                "There is a barrier in front of you, you can't move forward."
+            )
 
     def pick_up(self) -> None:
         if self._view.carrying is None:
-            self._reach("pickup", (thing for thing in self._view.things if thing.kind != "door"), (Actions.pickup,))
+            self._reach(
+                "pickup",
+                (thing for thing in self._view.things if thing.kind != "door"),
+                (Actions.pickup,),
+            )
 
     def drop(self) -> None:
         ahead = self._view.blocked.get((1, 0))
         if self._view.carrying is None:
             self.reasons["drop"] = "You cannot drop the object, as you are not carrying anything."
         elif ahead is not None and ahead.kind != "door":
-            self.reasons["drop"] = "You cannot drop the object, as there is already an object in front of you."
+            self.reasons["drop"] = (
+                "You cannot drop the object, as there is already an object in front of you."
+            )
         else:
             self.actions["drop"] = (Actions.drop,)
 
@@ -86,7 +109,11 @@ class _Offer:
                 continue
             counted[door.kind_name] = door.number
             if door.state == "open":
-                self._add(f"go through {door.name}", self._ways.to(door.cell), "there is no path leading to it")
+                self._add(
+                    f"go through {door.name}",
+                    self._ways.to(door.cell),
+                    "there is no path leading to it",
+                )
                 continue
             if door.state == "closed":
                 self.reasons[f"go through {door.name}"] = (
@@ -101,7 +128,9 @@ class _Offer:
         action, way = f"toggle and go through {door.name}", self._ways.facing(door.cell)
         if way is None:
             shown = f"{door.kind_name} {dict(counted)}"  # sic
-            self.reasons[action] = f"You cannot toggle and go through {shown}, as there is no path leading to it."
+            self.reasons[action] = (
+                f"You cannot toggle and go through {shown}, as there is no path leading to it."
+            )
             return
         self.actions[action] = (*way, Actions.toggle, Actions.forward)
         if not way:
@@ -112,7 +141,11 @@ class _Offer:
         if key is None or key.kind != "key":
             return "you are not carrying a key"
         matches = key.colour == door.colour
-        return "" if matches else "the color of the key you are carrying does not match the color of door"
+        return (
+            ""
+            if matches
+            else "the color of the key you are carrying does not match the color of door"
+        )
 
     def go(self) -> None:
         self._reach("go to", self._view.things, ())
@@ -123,7 +156,9 @@ class _Offer:
         for thing in things:
             way = self._ways.facing(thing.cell)
             action = f"{verb} {thing.kind_name} {counts.get(thing.kind_name, 0) + 1}"
-            self._add(action, None if way is None else (*way, *then), "there is no path leading to it")
+            self._add(
+                action, None if way is None else (*way, *then), "there is no path leading to it"
+            )
             counts[thing.kind_name] = counts.get(thing.kind_name, 0) + (way is not None)
 
     def _add(self, action: str, way: Moves | None, reason: str) -> None:
@@ -159,7 +194,9 @@ class _Ways(Found):
 
 
 @cache  # of four combinations
-def _successors(behind: bool, right: bool) -> Mapping[Pose, tuple[Cell, Sequence[tuple[int, Pose, Cell]]]]:
+def _successors(
+    behind: bool, right: bool
+) -> Mapping[Pose, tuple[Cell, Sequence[tuple[int, Pose, Cell]]]]:
     """Return for each pose the cell in front, and what may come next: action, pose and its cell.
 
     behind, right: whether a path may lead through the cells one step behind the agent, and one beyond its right edge
@@ -170,7 +207,9 @@ def _successors(behind: bool, right: bool) -> Mapping[Pose, tuple[Cell, Sequence
     table = {}
     for (ahead, side), heading in product(cells, range(4)):
         front = (ahead + HEADINGS[heading][0], side + HEADINGS[heading][1])
-        turns = [(action, (ahead, side, (heading + turn) % 4), (ahead, side)) for action, turn in _TURNS]
+        turns = [
+            (action, (ahead, side, (heading + turn) % 4), (ahead, side)) for action, turn in _TURNS
+        ]
         steps = [(int(Actions.forward), (*front, heading), front)] if front in cells else []
         table[ahead, side, heading] = (front, [*steps, *turns])
     return table

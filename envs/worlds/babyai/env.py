@@ -17,7 +17,14 @@ from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, read
 from horizonrl.envs.in_thread import in_thread
 from horizonrl.envs.worlds.babyai.agentgym import AgentGymWorld
 from horizonrl.envs.worlds.babyai.expert import BabyAIExpert
-from horizonrl.envs.worlds.babyai.levels import MINIGRID, Levels, draw_ahead, is_drawn, is_number, load_tasks
+from horizonrl.envs.worlds.babyai.levels import (
+    MINIGRID,
+    Levels,
+    draw_ahead,
+    is_drawn,
+    is_number,
+    load_tasks,
+)
 from horizonrl.envs.worlds.babyai.prompt import Style, first_observation, observation
 from horizonrl.envs.worlds.babyai.world import COMMANDS, GridWorld
 
@@ -63,7 +70,9 @@ class BabyAI:
     async def reset(self, task_id: str) -> Observation:
         """Begin a mission. Any of AgentGym's numbers is valid, listed or not."""
         if not is_number(task_id):
-            raise ConfigError(f"babyai has no task {task_id[:80]!r}: a task is a number, such as '1804'")
+            raise ConfigError(
+                f"babyai has no task {task_id[:80]!r}: a task is a number, such as '1804'"
+            )
         world_of = AgentGymWorld if self._style in ("compat", "agentgym") else GridWorld
         # Where the level is there already, the thread would take longer than the work.
         world = world_of(task_id) if is_drawn(task_id) else await in_thread(world_of, task_id)
@@ -75,12 +84,16 @@ class BabyAI:
         """Take the one action that the text names."""
         world = self._current()
         if world.over:
-            raise EnvironmentFailure(f"the episode of task {world.task_id} is over: reset before the next step")
+            raise EnvironmentFailure(
+                f"the episode of task {world.task_id} is over: reset before the next step"
+            )
         requested = read_action(text, self._format, COMMANDS)
         if isinstance(requested, Unreadable) and self._style == "agentgym":
             requested = ""  # AgentGym's client sends an empty action for a reply without one
         outcome, answer = (
-            world.reject(requested.reason) if isinstance(requested, Unreadable) else world.follow(requested)
+            world.reject(requested.reason)
+            if isinstance(requested, Unreadable)
+            else world.follow(requested)
         )
         return Step(
             clip(observation(world, answer, self._style), self._max_chars),

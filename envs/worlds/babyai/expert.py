@@ -73,7 +73,11 @@ class Planner:
         self._here = here(level)
         grid = level.grid
         cells = ((x, y) for x in range(grid.width) for y in range(grid.height))
-        self._tolls = {cell: toll for cell in cells if (toll := _toll(grid.get(*cell), level.carrying)) is not None}
+        self._tolls = {
+            cell: toll
+            for cell in cells
+            if (toll := _toll(grid.get(*cell), level.carrying)) is not None
+        }
         """The extra cost of entering each cell. Walls, and doors whose keys are being fetched, are missing."""
         self._ways: set[Cell] = {self._here[:2]}
         """The cells of the paths planned so far."""
@@ -83,19 +87,29 @@ class Planner:
         """Return what to do next."""
         match open_part(self._level.instrs):
             case GoToInstr(desc=desc):
-                return self._reach(_cells(desc.obj_poss), "", f"I go to the {_describe_object(desc)}.")
+                return self._reach(
+                    _cells(desc.obj_poss), "", f"I go to the {_describe_object(desc)}."
+                )
             case OpenInstr(desc=desc):
                 return self._open([door for door in desc.obj_set if isinstance(door, Door)])
             case PickupInstr(desc=desc):
-                return self._pick_up(self._movable(desc), f"I pick up the {_describe_object(desc)}.")
+                return self._pick_up(
+                    self._movable(desc), f"I pick up the {_describe_object(desc)}."
+                )
             case PutNextInstr(desc_move=moved, desc_fixed=fixed):
                 return self._put_next(moved, fixed)
             case part:
-                raise EnvironmentFailure(f"the expert knows no mission such as {type(part).__name__}")
+                raise EnvironmentFailure(
+                    f"the expert knows no mission such as {type(part).__name__}"
+                )
 
     def _open(self, doors: list[Door]) -> Errand:
         """Open one of the doors; when all are, close one first."""
-        ready = [door for door in doors if not door.is_open and (not door.is_locked or self._has_key(door))]
+        ready = [
+            door
+            for door in doors
+            if not door.is_open and (not door.is_locked or self._has_key(door))
+        ]
         if not ready and (locked := [door for door in doors if door.is_locked]):
             return self._fetch_key(locked[0])
         ready = ready or doors
@@ -114,7 +128,9 @@ class Planner:
             )
         # Clear the path first: the agent carries one thing, so it could not clear anything with the object in hand.
         to_drop = self._reach(free, "drop", f"I put it next to the {_describe_object(fixed)}.")
-        if to_drop.cells is not free or any(self._level.carrying is object for object in moved.obj_set):
+        if to_drop.cells is not free or any(
+            self._level.carrying is object for object in moved.obj_set
+        ):
             return to_drop
         return self._pick_up(self._movable(moved), f"I need the {_describe_object(moved)} first.")
 
@@ -134,15 +150,27 @@ class Planner:
             return to_open
         if keys := self._where([thing for thing in grid.grid if _is_key(thing, door)]):
             return self._pick_up(keys, f"I need the {door.color} key for the door.")
-        boxes = self._where([thing for thing in grid.grid if isinstance(thing, Box) and _is_key(thing.contains, door)])
-        return self._reach(boxes, "toggle", "The key must be in the box.") if boxes else self._put_aside()
+        boxes = self._where(
+            [
+                thing
+                for thing in grid.grid
+                if isinstance(thing, Box) and _is_key(thing.contains, door)
+            ]
+        )
+        return (
+            self._reach(boxes, "toggle", "The key must be in the box.")
+            if boxes
+            else self._put_aside()
+        )
 
     def _put_aside(self) -> Errand:
         """Put down the carried thing, if possible where it blocks no path."""
         empty = [cell for cell in self._tolls if self._is_empty(cell)]
         aside = [cell for cell in empty if self._is_open_ground(cell)]
         off_the_ways = [cell for cell in empty if cell not in self._ways]
-        near = (cells for cells in (aside, off_the_ways) if self._here in self._costs(cells, TO_OPEN))
+        near = (
+            cells for cells in (aside, off_the_ways) if self._here in self._costs(cells, TO_OPEN)
+        )
         return self._reach(next(near, empty), "drop", "I put down what I carry.")
 
     def _is_open_ground(self, cell: Cell) -> bool:
@@ -157,10 +185,14 @@ class Planner:
         self._errands += 1
         costs = self._costs(cells)
         if self._here not in costs or self._errands > MOST_ERRANDS:
-            raise EnvironmentFailure(f"the expert finds no way on its errand ({why}) from {self._here} to {cells}")
+            raise EnvironmentFailure(
+                f"the expert finds no way on its errand ({why}) from {self._here} to {cells}"
+            )
         way = list(self._way(costs))
         self._ways.update(way)
-        hindrance = next((cell for cell in way if self._tolls.get(cell) in (TO_REMOVE, TO_UNLOCK)), None)
+        hindrance = next(
+            (cell for cell in way if self._tolls.get(cell) in (TO_REMOVE, TO_UNLOCK)), None
+        )
         if hindrance is None:
             unlocks = any(getattr(self._level.grid.get(*cell), "is_locked", False) for cell in way)
             return Errand(cells, then, why, costs, unlocks)
@@ -172,7 +204,9 @@ class Planner:
 
     def _costs(self, cells: list[Cell], highest_toll: int = TO_UNLOCK) -> dict[Place, int]:
         """Return the cost of facing one of the cells, by Dijkstra's algorithm from the cells back to the agent."""
-        ends = [(x - dx, y - dy, heading) for x, y in cells for heading, (dx, dy) in enumerate(HEADINGS)]
+        ends = [
+            (x - dx, y - dy, heading) for x, y in cells for heading, (dx, dy) in enumerate(HEADINGS)
+        ]
         # Backwards from the goal, so that one search serves every pose from which an action may go on.
         heap = [(0, place) for place in ends if place[:2] in self._tolls]
         heapq.heapify(heap)
@@ -229,7 +263,9 @@ def best_action(world: GridWorld, errand: Errand) -> str:
     if errand.costs[x, y, heading] == 0 and errand.then in ("toggle", "drop"):
         return errand.then
     (fx, fy), (rx, ry) = HEADINGS[heading], HEADINGS[(heading + 1) % 4]
-    verb, last_moves = {"toggle": ("toggle and go through", 2), "pickup": ("pickup", 1)}.get(errand.then, ("go to", 0))
+    verb, last_moves = {"toggle": ("toggle and go through", 2), "pickup": ("pickup", 1)}.get(
+        errand.then, ("go to", 0)
+    )
     final = {
         f"{verb} {thing.name}"
         for thing in world.view.things

@@ -52,7 +52,9 @@ TEST_SEEDS = 5
 LEVELS_KEPT = 1024
 """Levels that a process keeps as they were drawn, 6 kB each: the episodes of a group all play the same one."""
 LEFT_OUT = {
-    **dict.fromkeys(range(15, SEEDS * 40, 40), "a mission of two doors is lost by opening the first (level 16)"),
+    **dict.fromkeys(
+        range(15, SEEDS * 40, 40), "a mission of two doors is lost by opening the first (level 16)"
+    ),
     **dict.fromkeys((246, 566, 1406), "the key is in the room that it opens (level 7)"),
     1459: "can only be won by destroying a box (level 20)",
     **dict.fromkeys((154, 994), "the expert finds no room to put things aside (level 35)"),
@@ -63,7 +65,9 @@ if minigrid.__version__ != MINIGRID:
     raise MissingDependency(
         f"minigrid is {minigrid.__version__}, and the tasks are levels of {MINIGRID}: pip install minigrid=={MINIGRID}"
     )
-vars(roomgrid_level)["print"] = lambda *words: None  # minigrid prints a line for every level that it has to redraw
+vars(roomgrid_level)["print"] = lambda *words: (
+    None
+)  # minigrid prints a line for every level that it has to redraw
 
 
 @cache
@@ -126,7 +130,9 @@ def _draw_level(task_id: str) -> bytes:
 def _draw(task_id: str) -> RoomGridLevel:
     seed, level_number = divmod(int(task_id), len(LEVELS))
     name = LEVELS[level_number][0]
-    level = gymnasium.make(f"BabyAI-{name}", disable_env_checker=True, **OLD_KEYWORDS.get(name, {})).unwrapped
+    level = gymnasium.make(
+        f"BabyAI-{name}", disable_env_checker=True, **OLD_KEYWORDS.get(name, {})
+    ).unwrapped
     assert isinstance(level, RoomGridLevel), "every BabyAI level is one"
     level.reset(seed=seed)
     # Walls have no state, and are most of what there is to copy: one stands for all.

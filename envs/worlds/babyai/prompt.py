@@ -82,8 +82,14 @@ def _goal(world: GridWorld) -> str:
 
 def _tell(view: View) -> str:
     things = ", ".join(f"{thing.name} ({_place(thing.cell, ', ')})" for thing in view.things)
-    barrier = f" Straight ahead is a {view.barrier.kind}, {_steps(view.barrier.cell[0])} away." if view.barrier else ""
-    return f"You see {things or 'nothing'}.{barrier} You carry {_describe_carried(view) or 'nothing'}."
+    barrier = (
+        f" Straight ahead is a {view.barrier.kind}, {_steps(view.barrier.cell[0])} away."
+        if view.barrier
+        else ""
+    )
+    return (
+        f"You see {things or 'nothing'}.{barrier} You carry {_describe_carried(view) or 'nothing'}."
+    )
 
 
 def _note(view: View) -> str:
@@ -98,7 +104,9 @@ def _note(view: View) -> str:
 def _tell_compat(view: View) -> str:
     nothing = "You cannot see any objects within sight."
     sentences = [
-        "In front of you in this room, you can see several objects: " if view.blocked or view.things else nothing
+        "In front of you in this room, you can see several objects: "
+        if view.blocked or view.things
+        else nothing
     ]
     for thing in view.things:
         ahead, right = thing.cell
@@ -107,12 +115,18 @@ def _tell_compat(view: View) -> str:
             sentences.append(f"right in front of you {ahead} steps away.  ")
         else:
             side = "right" if right > 0 else "left"
-            sentences.append(f"{ahead} steps in front of you and {abs(right)} steps to your {side}.  ")
+            sentences.append(
+                f"{ahead} steps in front of you and {abs(right)} steps to your {side}.  "
+            )
     sentences.append("The room has walls around you. ")
     if view.barrier is not None:
-        sentences.append(f"You are facing a {view.barrier.kind} {view.barrier.cell[0]} steps away. ")
+        sentences.append(
+            f"You are facing a {view.barrier.kind} {view.barrier.cell[0]} steps away. "
+        )
     carried = _describe_carried(view)
-    sentences.append(f"You are carrying a {carried}." if carried else "You are not carrying anything.")
+    sentences.append(
+        f"You are carrying a {carried}." if carried else "You are not carrying anything."
+    )
     return "".join(sentences)
 
 

@@ -51,7 +51,12 @@ _WALLS: Sequence[Seen] = tuple((rank, "wall", "grey", "") for rank in range(SIZE
 _ROWS = tuple(
     tuple(
         tuple(
-            (ahead * east - right * south, ahead * south + right * east, 1 << column, _RANKS[ahead, right])
+            (
+                ahead * east - right * south,
+                ahead * south + right * east,
+                1 << column,
+                _RANKS[ahead, right],
+            )
             for column, right in enumerate(_RIGHT)
         )
         for ahead in range(SIZE)

@@ -71,8 +71,15 @@ class View:
             if door.state == "open" and (way := ways.to(door.cell)) is not None:
                 moves[f"go through {door.name}"] = way
             elif self.can_open(door) and (way := ways.facing(door.cell)) is not None:
-                moves[f"toggle and go through {door.name}"] = (*way, Actions.toggle, Actions.forward)
-        if any(thing.cell == (1, 0) and (thing.kind == "box" or self.can_toggle(thing)) for thing in self.things):
+                moves[f"toggle and go through {door.name}"] = (
+                    *way,
+                    Actions.toggle,
+                    Actions.forward,
+                )
+        if any(
+            thing.cell == (1, 0) and (thing.kind == "box" or self.can_toggle(thing))
+            for thing in self.things
+        ):
             moves["toggle"] = (Actions.toggle,)
         for thing in self.things:
             if (way := ways.facing(thing.cell)) is not None:
@@ -92,7 +99,11 @@ class View:
     def why_not(self, action: str) -> str:
         """Return the reason why an action is not available."""
         verb, thing = next(
-            ((action.removesuffix(thing.name).strip(), thing) for thing in self.things if action.endswith(thing.name)),
+            (
+                (action.removesuffix(thing.name).strip(), thing)
+                for thing in self.things
+                if action.endswith(thing.name)
+            ),
             (action, None),
         )
         match verb:
@@ -109,7 +120,9 @@ class View:
             case "go through" if thing and thing.state == "closed":
                 return f"You cannot go through {thing.name}, as it is closed. You should toggle it first."
             case "go through" | "toggle and go through" if thing and thing.state == "locked":
-                return f"You cannot {verb} {thing.name}, as you are not carrying a key of its color."
+                return (
+                    f"You cannot {verb} {thing.name}, as you are not carrying a key of its color."
+                )
             case "go to" | "pickup" | "go through" | "toggle and go through" if thing:
                 return f"You cannot {verb} {thing.name}, as there is no path leading to it."
         return "The action is not recognized. Please check valid actions."
@@ -156,7 +169,12 @@ class Ways(Found):
                 (Actions.left, (ahead, right, (heading - 1) % 4)),
                 (Actions.right, (ahead, right, (heading + 1) % 4)),
             ):
-                if after not in self._came and after != START and after[:2] not in blocked and _in_sight(after):
+                if (
+                    after not in self._came
+                    and after != START
+                    and after[:2] not in blocked
+                    and _in_sight(after)
+                ):
                     self._came[after] = (pose, action)
                     queue.append(after)
 

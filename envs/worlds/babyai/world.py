@@ -14,7 +14,9 @@ COMMANDS = (
     Command("turn_left", "turn left", "turn to the left"),
     Command("turn_right", "turn right", "turn to the right"),
     Command("move_forward", "move forward", "take one step"),
-    Command("go_to", "go to {object}", "walk up to an object or a door in sight, such as red ball 1"),
+    Command(
+        "go_to", "go to {object}", "walk up to an object or a door in sight, such as red ball 1"
+    ),
     Command("pickup", "pickup {object}", "walk up to an object and pick it up; you can carry one"),
     Command("go_through", "go through {door}", "walk into an open door, such as red open door 1"),
     Command(
@@ -44,7 +46,9 @@ class GridWorld:
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
         self.level = generate(task_id)
-        self.level.gen_obs = lambda: None  # rendering the unused image would take longer than the step itself
+        self.level.gen_obs = lambda: (
+            None
+        )  # rendering the unused image would take longer than the step itself
         self.sight = look(self.level)
         self.view = self._view(self.sight)
         self.over = self.completed = False
@@ -71,7 +75,9 @@ class GridWorld:
         action = plain(written)
         if action in self.view.actions:
             return self.act(action), ""
-        return self.reject(self.listing() if action.startswith("check") else self.view.why_not(action))
+        return self.reject(
+            self.listing() if action.startswith("check") else self.view.why_not(action)
+        )
 
     def reject(self, reason: str) -> tuple[Outcome, str]:
         """Answer an action that changes nothing."""

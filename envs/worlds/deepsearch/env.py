@@ -22,7 +22,11 @@ from horizonrl.envs.worlds.deepsearch.questions import Question, normalize
 
 COMMANDS = (
     Command("search", "<search>{query}</search>", "find pages"),
-    Command("answer", "<answer>{text}</answer>", "answer the question in a few words, without a sentence around them"),
+    Command(
+        "answer",
+        "<answer>{text}</answer>",
+        "answer the question in a few words, without a sentence around them",
+    ),
 )
 PAGE_CHARS = {"full": 1_000, "compact": 200, "agentgym": 1_000}
 """Characters of a page that a search result shows."""
@@ -46,7 +50,9 @@ class Inquiry:
 
     invalid = "Write <search>words</search> or <answer>text</answer>."
 
-    def __init__(self, question: Question, index: Index, shown: tuple[int, int], single_answer: bool) -> None:
+    def __init__(
+        self, question: Question, index: Index, shown: tuple[int, int], single_answer: bool
+    ) -> None:
         self._question = question
         self._index = index
         self._results, self._page_chars = shown
@@ -78,7 +84,9 @@ class Inquiry:
         right = normalize(answer) in map(normalize, self._question.answers)
         if not right and not self._single_answer:
             return refuse_move("That is not the answer. Search on, or answer again.")
-        return Step("Right." if right else "Wrong.", reward=float(right), terminated=True, success=right)
+        return Step(
+            "Right." if right else "Wrong.", reward=float(right), terminated=True, success=right
+        )
 
     def advise(self) -> Move:
         """Look up each step towards the answer that has not been searched yet, then answer."""
@@ -100,7 +108,9 @@ class AgentGymInquiry(Inquiry):
     def _search(self, query: str) -> str:
         self._searched[query] = None
         pages = self._index.search(query, self._results)
-        shown = (f"Doc {number}(Title: {page.title}) {page.text}" for number, page in enumerate(pages, 1))
+        shown = (
+            f"Doc {number}(Title: {page.title}) {page.text}" for number, page in enumerate(pages, 1)
+        )
         return f"<information>{clip(chr(10).join(shown), self._page_chars * self._results)}</information>"
 
     def _judge(self, answer: str) -> Step:
@@ -139,7 +149,9 @@ class DeepSearch(GameEnvironment[Inquiry]):
     ) -> None:
         super().__init__(format, style, max_observation_chars)
         if (corpus is None) != (questions is None):
-            raise ConfigError("deepsearch: corpus and questions go together; give both files or none")
+            raise ConfigError(
+                "deepsearch: corpus and questions go together; give both files or none"
+            )
         self._corpus, self._questions = corpus, questions
         self._single_answer = single_answer
         self._show = (results or RESULTS[style], PAGE_CHARS[style])
@@ -168,7 +180,11 @@ class DeepSearch(GameEnvironment[Inquiry]):
             )
         explains = self._style != "compact"
         rules = "Answer a question. No single page may hold what you need." if explains else ""
-        again = "You may answer again after a wrong answer.\n" if explains and not self._single_answer else ""
+        again = (
+            "You may answer again after a wrong answer.\n"
+            if explains and not self._single_answer
+            else ""
+        )
         text = self.introduce(rules, f"{again}Question: {question.text}")
         return text, Inquiry(question, index, self._show, self._single_answer)
 
@@ -185,6 +201,8 @@ def first_tag(text: str) -> tuple[str, str] | None:
     """
     pages = []
     for name, opening in _OPENED.items():
-        if (opened := opening.search(text)) and (closed := _CLOSED[name].search(text, opened.end())):
+        if (opened := opening.search(text)) and (
+            closed := _CLOSED[name].search(text, opened.end())
+        ):
             pages.append((opened.start(), name, text[opened.end() : closed.start()]))
     return min(pages)[1:] if pages else None

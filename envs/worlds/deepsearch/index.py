@@ -28,11 +28,16 @@ class Index:
         schema.add_integer_field("number", stored=True)
         self._pages = pages
         self._titled = {
-            _plain(title): number for number, page in enumerate(pages) for title in (page.title, page.alias) if title
+            _plain(title): number
+            for number, page in enumerate(pages)
+            for title in (page.title, page.alias)
+            if title
         }
         self._index = tantivy.Index(schema.build())
         # 15 MB is the least that tantivy takes for a thread.
-        writer = self._index.writer(15_000_000, num_threads=1)  # with one thread the segments are always the same
+        writer = self._index.writer(
+            15_000_000, num_threads=1
+        )  # with one thread the segments are always the same
         for number, page in enumerate(pages):
             title = f"{page.title} {page.alias}"
             writer.add_document(tantivy.Document(title=title, text=page.text, number=number))
@@ -49,10 +54,14 @@ class Index:
         """
         # Letters and digits only: quotes and brackets of a model are no operators.
         words = _plain(query[:MAX_QUERY_CHARS])
-        parsed, _ = self._index.parse_query_lenient(words, ["title", "text"], field_boosts={"title": 3.0})
+        parsed, _ = self._index.parse_query_lenient(
+            words, ["title", "text"], field_boosts={"title": 3.0}
+        )
         hits = self._searcher.search(parsed, results).hits
         # Ties go to the earlier page, wherever tantivy's segments hold it.
-        ranked = sorted((-score, self._searcher.doc(address)["number"][0]) for score, address in hits)
+        ranked = sorted(
+            (-score, self._searcher.doc(address)["number"][0]) for score, address in hits
+        )
         titled = [self._titled[words]] if words in self._titled else []
         numbers = dict.fromkeys([*titled, *(number for _, number in ranked)])
         return [self._pages[number] for number in numbers][:results]

@@ -58,17 +58,26 @@ class Questions:
 def load_questions(path: Path | None = None) -> Questions:
     """Return our questions, or those of a file. Raises ConfigError with the file and the line if one is invalid."""
     if path is None:
-        return Questions({question.spec.task_id: question for question in make_questions(_world())}, "")
+        return Questions(
+            {question.spec.task_id: question for question in make_questions(_world())}, ""
+        )
     lines, digest = _read(path, QuestionLine)
-    by_id = {question.spec.task_id: question for question in (_question(*line) for line in enumerate(lines))}
+    by_id = {
+        question.spec.task_id: question
+        for question in (_question(*line) for line in enumerate(lines))
+    }
     if len(by_id) < len(lines):
-        raise ConfigError(f"{path}: {len(lines)} questions have {len(by_id)} different ids: give each its own")
+        raise ConfigError(
+            f"{path}: {len(lines)} questions have {len(by_id)} different ids: give each its own"
+        )
     return Questions(by_id, digest)
 
 
 def load(corpus: Path | None, questions: Path | None, style: Style) -> tuple[Index, Questions]:
     """Return the index and the questions: ours, or those of files. The first call is slow: make it in a thread."""
-    with _BUILDING:  # without the lock, threads that call at the same time would each build an index
+    with (
+        _BUILDING
+    ):  # without the lock, threads that call at the same time would each build an index
         return _index(corpus, style), load_questions(questions)
 
 
@@ -91,9 +100,15 @@ def make_page(entity: Entity, style: Style) -> Page:
         facts = " ".join(f"{relation}: {value}." for relation, value in entity.facts.items())
         alias = f" ({entity.alias})" if entity.alias else ""
         return Page(entity.name, f"{entity.name}{alias}. {facts}", entity.alias)
-    clauses = [RELATIONS[relation].says.format(value=value) for relation, value in entity.facts.items()]
+    clauses = [
+        RELATIONS[relation].says.format(value=value) for relation, value in entity.facts.items()
+    ]
     alias = f", also known as {entity.alias}," if entity.alias else ""
-    return Page(entity.name, f"{entity.name}{alias} {', '.join(clauses[:-1])} and {clauses[-1]}.", entity.alias)
+    return Page(
+        entity.name,
+        f"{entity.name}{alias} {', '.join(clauses[:-1])} and {clauses[-1]}.",
+        entity.alias,
+    )
 
 
 def _question(number: int, line: QuestionLine) -> Question:
@@ -106,7 +121,9 @@ def _question(number: int, line: QuestionLine) -> Question:
 def _read(path: Path, kind: type[Line]) -> tuple[list[Line], str]:
     """Return the lines of a file, and its digest."""
     if not path.is_file():
-        raise ConfigError(f"no file at {path}: a relative path starts at {Path.cwd()}, on every machine")
+        raise ConfigError(
+            f"no file at {path}: a relative path starts at {Path.cwd()}, on every machine"
+        )
     content = path.read_bytes()
     lines: list[Line] = []
     for number, line in enumerate(content.split(b"\n"), 1):
@@ -114,9 +131,15 @@ def _read(path: Path, kind: type[Line]) -> tuple[list[Line], str]:
             try:
                 lines.append(kind.model_validate_json(line))
             except ValidationError as error:
-                wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
-                needed = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
-                raise ConfigError(f"{path}, line {number}: {wrong}; a line is a JSON object with {needed}") from None
+                wrong = "; ".join(
+                    f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]
+                )
+                needed = ", ".join(
+                    name for name, field in kind.model_fields.items() if field.is_required()
+                )
+                raise ConfigError(
+                    f"{path}, line {number}: {wrong}; a line is a JSON object with {needed}"
+                ) from None
     if not lines:
         raise ConfigError(f"{path} has no line: write one JSON object a line")
     return lines, sha256(content).hexdigest()

@@ -19,7 +19,15 @@ from horizonrl.envs.game import random_for, split_tasks
 from horizonrl.envs.worlds.deepsearch.world import RELATIONS, Entity, World
 
 A_FAMILY = 600
-TEST = {"nq": 58, "triviaqa": 57, "popqa": 57, "hotpotqa": 57, "2wiki": 57, "musique": 57, "bamboogle": 57}
+TEST = {
+    "nq": 58,
+    "triviaqa": 57,
+    "popqa": 57,
+    "hotpotqa": 57,
+    "2wiki": 57,
+    "musique": 57,
+    "bamboogle": 57,
+}
 """Test questions by family: 400, as AgentGym-RL's."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -59,7 +67,9 @@ def make_questions(world: World) -> tuple[Question, ...]:
         while len(drafts) < A_FAMILY:
             if draft := make(world, draw):
                 drafts.setdefault(draft.text, draft)
-        specs = split_tasks({f"{family}-{number:03d}": family for number in range(A_FAMILY)}, TEST[family])
+        specs = split_tasks(
+            {f"{family}-{number:03d}": family for number in range(A_FAMILY)}, TEST[family]
+        )
         questions += [
             Question(spec, draft.text, draft.answers, draft.searches)
             for spec, draft in zip(specs, drafts.values(), strict=True)
@@ -80,7 +90,9 @@ def normalize(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub("", answer.lower())).split())
 
 
-def _walk(world: World, draw: Random, start: Entity, hops: int, first: Sequence[str] = ()) -> Draft | None:
+def _walk(
+    world: World, draw: Random, start: Entity, hops: int, first: Sequence[str] = ()
+) -> Draft | None:
     """Draw a chain of relations from an entity, beginning with `first`. Returns None if it leads nowhere new."""
     relations: list[str] = []
     path = [start.name]
@@ -99,7 +111,9 @@ def _walk(world: World, draw: Random, start: Entity, hops: int, first: Sequence[
     text = start.name
     for relation in relations[:-1]:
         text = RELATIONS[relation].noun.format(text)
-    return Draft(RELATIONS[relations[-1]].ask.format(text), list_names(world, path[-1]), tuple(path[:-1]))
+    return Draft(
+        RELATIONS[relations[-1]].ask.format(text), list_names(world, path[-1]), tuple(path[:-1])
+    )
 
 
 def list_names(world: World, name: str) -> tuple[str, ...]:
@@ -108,7 +122,9 @@ def list_names(world: World, name: str) -> tuple[str, ...]:
     return (name, entity.alias) if entity and entity.alias else (name,)
 
 
-def _any(world: World, draw: Random, fits: Callable[[Entity], object] = lambda entity: True) -> Entity:
+def _any(
+    world: World, draw: Random, fits: Callable[[Entity], object] = lambda entity: True
+) -> Entity:
     entities = list(world.values())
     while not fits(entity := draw.choice(entities)):
         pass
@@ -124,7 +140,9 @@ def _triviaqa(world: World, draw: Random) -> Draft | None:
     start = _any(world, draw, lambda entity: entity.alias)
     draft = _walk(world, draw, start, 2)
     return draft and Draft(
-        draft.text.replace(start.name, start.alias), draft.answers, (start.alias, *draft.searches[1:])
+        draft.text.replace(start.name, start.alias),
+        draft.answers,
+        (start.alias, *draft.searches[1:]),
     )
 
 
@@ -142,14 +160,21 @@ def _hotpotqa(world: World, draw: Random) -> Draft | None:
 
 def _2wiki(world: World, draw: Random) -> Draft | None:
     if draw.random() < 0.5:
-        ties = (draw.choice(("father", "mother")), draw.choice(("father", "mother", "birthplace", "studies")))
-        return _walk(world, draw, _any(world, draw, lambda entity: "father" in entity.facts), 2, ties)
+        ties = (
+            draw.choice(("father", "mother")),
+            draw.choice(("father", "mother", "birthplace", "studies")),
+        )
+        return _walk(
+            world, draw, _any(world, draw, lambda entity: "father" in entity.facts), 2, ties
+        )
     one, other = (_any(world, draw, lambda entity: entity.kind == "film") for _ in range(2))
     directors = (world[film.facts["director"]] for film in (one, other))
     return _first(world, "birth year", *zip((one, other), directors, strict=True))
 
 
-def _first(world: World, relation: str, one: tuple[Entity, Entity], other: tuple[Entity, Entity]) -> Draft | None:
+def _first(
+    world: World, relation: str, one: tuple[Entity, Entity], other: tuple[Entity, Entity]
+) -> Draft | None:
     """Compare two things by their years, or by the years of their related entities. Returns None for equal years."""
     years = [int(end.facts[relation]) for _, end in (one, other)]
     if years[0] == years[1]:
@@ -167,7 +192,9 @@ def _musique(world: World, draw: Random) -> Draft | None:
 
 
 def _bamboogle(world: World, draw: Random) -> Draft | None:
-    return _walk(world, draw, _any(world, draw, lambda entity: entity.kind not in ("city", "country")), 2)
+    return _walk(
+        world, draw, _any(world, draw, lambda entity: entity.kind not in ("city", "country")), 2
+    )
 
 
 FAMILIES: dict[str, Callable[[World, Random], Draft | None]] = {

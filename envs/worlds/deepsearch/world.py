@@ -31,22 +31,62 @@ class Relation:
 RELATIONS = {
     relation.name: relation
     for relation in (
-        Relation("birthplace", "person", "Where was {} born?", "the city where {} was born", "was born in {value}"),
-        Relation("birth year", "person", "In which year was {} born?", "", "was born in the year {value}"),
         Relation(
-            "father", "person", "Who is the father of {}?", "the father of {}", "is a child of the father {value}"
+            "birthplace",
+            "person",
+            "Where was {} born?",
+            "the city where {} was born",
+            "was born in {value}",
         ),
-        Relation("mother", "person", "Who is the mother of {}?", "the mother of {}", "has the mother {value}"),
+        Relation(
+            "birth year", "person", "In which year was {} born?", "", "was born in the year {value}"
+        ),
+        Relation(
+            "father",
+            "person",
+            "Who is the father of {}?",
+            "the father of {}",
+            "is a child of the father {value}",
+        ),
+        Relation(
+            "mother",
+            "person",
+            "Who is the mother of {}?",
+            "the mother of {}",
+            "has the mother {value}",
+        ),
         Relation("occupation", "person", "What is the occupation of {}?", "", "works as a {value}"),
         Relation(
-            "studies", "person", "Where did {} study?", "the university where {} studied", "studied at the {value}"
+            "studies",
+            "person",
+            "Where did {} study?",
+            "the university where {} studied",
+            "studied at the {value}",
         ),
-        Relation("country", "city", "In which country is {}?", "the country where {} lies", "lies in {value}"),
-        Relation("river", "city", "Which river runs through {}?", "", "stands on the river {value}"),
-        Relation("mayor", "city", "Who is the mayor of {}?", "the mayor of {}", "has the mayor {value}"),
-        Relation("capital", "country", "What is the capital of {}?", "the capital of {}", "has the capital {value}"),
+        Relation(
+            "country",
+            "city",
+            "In which country is {}?",
+            "the country where {} lies",
+            "lies in {value}",
+        ),
+        Relation(
+            "river", "city", "Which river runs through {}?", "", "stands on the river {value}"
+        ),
+        Relation(
+            "mayor", "city", "Who is the mayor of {}?", "the mayor of {}", "has the mayor {value}"
+        ),
+        Relation(
+            "capital",
+            "country",
+            "What is the capital of {}?",
+            "the capital of {}",
+            "has the capital {value}",
+        ),
         Relation("currency", "country", "What is the currency of {}?", "", "pays with the {value}"),
-        Relation("founder", "firm", "Who founded {}?", "the founder of {}", "was founded by {value}"),
+        Relation(
+            "founder", "firm", "Who founded {}?", "the founder of {}", "was founded by {value}"
+        ),
         Relation(
             "seat",
             "firm",
@@ -54,18 +94,62 @@ RELATIONS = {
             "the city where {} has its seat",
             "has its seat in {value}",
         ),
-        Relation("founding year", "firm", "In which year was {} founded?", "", "was founded in the year {value}"),
-        Relation("rector", "university", "Who is the rector of {}?", "the rector of {}", "has the rector {value}"),
-        Relation("university seat", "university", "Where is {}?", "the city of {}", "stands in {value}"),
-        Relation("director", "film", "Who directed {}?", "the director of {}", "was directed by {value}"),
-        Relation("source", "film", "Which book is {} based on?", "the book that {} is based on", "is based on {value}"),
-        Relation("release year", "film", "In which year did {} come out?", "", "came out in the year {value}"),
+        Relation(
+            "founding year",
+            "firm",
+            "In which year was {} founded?",
+            "",
+            "was founded in the year {value}",
+        ),
+        Relation(
+            "rector",
+            "university",
+            "Who is the rector of {}?",
+            "the rector of {}",
+            "has the rector {value}",
+        ),
+        Relation(
+            "university seat", "university", "Where is {}?", "the city of {}", "stands in {value}"
+        ),
+        Relation(
+            "director", "film", "Who directed {}?", "the director of {}", "was directed by {value}"
+        ),
+        Relation(
+            "source",
+            "film",
+            "Which book is {} based on?",
+            "the book that {} is based on",
+            "is based on {value}",
+        ),
+        Relation(
+            "release year",
+            "film",
+            "In which year did {} come out?",
+            "",
+            "came out in the year {value}",
+        ),
         Relation("author", "book", "Who wrote {}?", "the author of {}", "was written by {value}"),
         Relation(
-            "publication year", "book", "In which year was {} published?", "", "was published in the year {value}"
+            "publication year",
+            "book",
+            "In which year was {} published?",
+            "",
+            "was published in the year {value}",
         ),
-        Relation("host city", "festival", "Where is {} held?", "the city where {} is held", "is held in {value}"),
-        Relation("patron", "festival", "Who is the patron of {}?", "the patron of {}", "has the patron {value}"),
+        Relation(
+            "host city",
+            "festival",
+            "Where is {} held?",
+            "the city where {} is held",
+            "is held in {value}",
+        ),
+        Relation(
+            "patron",
+            "festival",
+            "Who is the patron of {}?",
+            "the patron of {}",
+            "has the patron {value}",
+        ),
     )
 }
 
@@ -85,10 +169,18 @@ World = dict[str, Entity]
 
 _ONSETS = words("b br d dr f fl g gr h j k kl l m n p pr r s st t tr v w z")
 _CODAS = ("", "", "l", "m", "n", "r", "s", "th")
-_INDUSTRIES = words("Shipyards Mills Foundry Breweries Press Glassworks Tramways Textiles Mines Instruments")
-_OCCUPATIONS = words("painter botanist surveyor composer chemist printer lawyer sculptor geologist poet weaver baker")
-_ADJECTIVES = words("Silent Crimson Broken Distant Hollow Gilded Bitter Northern Frozen Hidden Last Burning Pale Iron")
-_NOUNS = words("Harbour Orchard Lantern Mirror Winter Bridge Garden Voyage Letter Tower River Crown Station Shadow")
+_INDUSTRIES = words(
+    "Shipyards Mills Foundry Breweries Press Glassworks Tramways Textiles Mines Instruments"
+)
+_OCCUPATIONS = words(
+    "painter botanist surveyor composer chemist printer lawyer sculptor geologist poet weaver baker"
+)
+_ADJECTIVES = words(
+    "Silent Crimson Broken Distant Hollow Gilded Bitter Northern Frozen Hidden Last Burning Pale Iron"
+)
+_NOUNS = words(
+    "Harbour Orchard Lantern Mirror Winter Bridge Garden Voyage Letter Tower River Crown Station Shadow"
+)
 _EPITHETS = words("Elder Bold Grey Quiet Wise Tall Younger Stern Swift Just")
 
 
@@ -99,7 +191,9 @@ def build_world(seed: int = 0, people: int = 900) -> World:
         maker.add_country(cities=5)
     couples: list[tuple[str, str]] = []
     for generation in range(3):
-        born = [maker.add_person(generation, couples, sex=index % 2) for index in range(people // 3)]
+        born = [
+            maker.add_person(generation, couples, sex=index % 2) for index in range(people // 3)
+        ]
         couples = list(zip(born[::2], born[1::2], strict=True))
     for _ in range(200):
         maker.add_firm()
@@ -125,9 +219,13 @@ class _Maker:
         self.world: World = {}
 
     def add_country(self, cities: int) -> None:
-        country = self._add("country", lambda: self._word(2) + self._draw.choice(("ia", "land", "mark")))
+        country = self._add(
+            "country", lambda: self._word(2) + self._draw.choice(("ia", "land", "mark"))
+        )
         towns = [self._add_city(country.name) for _ in range(cities)]
-        country.facts.update({"capital": towns[0], "currency": self._new(lambda: self._word(1).lower() + "al")})
+        country.facts.update(
+            {"capital": towns[0], "currency": self._new(lambda: self._word(1).lower() + "al")}
+        )
         for town in towns[:2]:
             self._add_university(town)
 
@@ -150,12 +248,16 @@ class _Maker:
         person = self._add(
             "person",
             lambda: f"{self._draw.choice(self._given[sex])} {surname}",
-            alias=lambda: f"{self._draw.choice(self._given[sex])} the {self._draw.choice(_EPITHETS)}",
+            alias=lambda: (
+                f"{self._draw.choice(self._given[sex])} the {self._draw.choice(_EPITHETS)}"
+            ),
         )
         person.facts["birthplace"] = self._any("city")
         person.facts["birth year"] = str(1850 + 35 * generation + self._draw.randrange(25))
         person.facts.update(zip(("father", "mother"), parents, strict=False))
-        person.facts.update({"occupation": self._draw.choice(_OCCUPATIONS), "studies": self._any("university")})
+        person.facts.update(
+            {"occupation": self._draw.choice(_OCCUPATIONS), "studies": self._any("university")}
+        )
         return person.name
 
     def add_firm(self) -> None:
@@ -165,7 +267,9 @@ class _Maker:
             lambda: f"{founder.split()[-1]} & {self._word(1)} {self._draw.choice(_INDUSTRIES)}",
             alias=lambda: f"{self._word(2)} Company",
         )
-        firm.facts.update({"founder": founder, "seat": self._any("city"), "founding year": self._year()})
+        firm.facts.update(
+            {"founder": founder, "seat": self._any("city"), "founding year": self._year()}
+        )
 
     def add_book(self) -> None:
         book = self._add("book", self._title)
@@ -173,7 +277,13 @@ class _Maker:
 
     def add_film(self) -> None:
         film = self._add("film", self._title)
-        film.facts.update({"director": self._any("person"), "source": self._any("book"), "release year": self._year()})
+        film.facts.update(
+            {
+                "director": self._any("person"),
+                "source": self._any("book"),
+                "release year": self._year(),
+            }
+        )
 
     def add_festival(self) -> None:
         city = self._any("city")
@@ -186,7 +296,9 @@ class _Maker:
             if entity.kind in ("city", "university"):
                 entity.facts["mayor" if entity.kind == "city" else "rector"] = self._any("person")
 
-    def _add(self, kind: Kind, name: Callable[[], str], alias: Callable[[], str] | None = None) -> Entity:
+    def _add(
+        self, kind: Kind, name: Callable[[], str], alias: Callable[[], str] | None = None
+    ) -> Entity:
         by_alias = alias is not None and self._draw.random() < 0.5
         entity = Entity(self._new(name), kind, self._new(alias) if alias and by_alias else "")
         self.world[entity.name] = entity
@@ -206,7 +318,9 @@ class _Maker:
         return str(self._draw.randrange(1880, 1980))
 
     def _title(self) -> str:
-        return f"The {self._draw.choice(_ADJECTIVES)} {self._draw.choice(_NOUNS)} of {self._word(2)}"
+        return (
+            f"The {self._draw.choice(_ADJECTIVES)} {self._draw.choice(_NOUNS)} of {self._word(2)}"
+        )
 
     def _word(self, syllables: int) -> str:
         parts = (self._draw.choice(_ONSETS) + self._draw.choice("aeiou") for _ in range(syllables))

@@ -16,7 +16,9 @@ from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, split_tasks
 
-COMMANDS = (Command("move", "move {direction}", "one cell up, down, left or right; row 0 is at the top"),)
+COMMANDS = (
+    Command("move", "move {direction}", "one cell up, down, left or right; row 0 is at the top"),
+)
 STEPS = 50
 TRAIN, TEST = 215, 25
 SIZES = {"small": 4, "medium": 6, "large": 8}
@@ -45,7 +47,9 @@ class Maze:
         trail = [(0, 0)]
         while trail:  # depth-first: dig into an unvisited neighbour, turn back if there is none
             here = trail[-1]
-            new = {side: cell for side, cell in neighbours(here, size).items() if cell not in self.ways}
+            new = {
+                side: cell for side, cell in neighbours(here, size).items() if cell not in self.ways
+            }
             if not new:
                 trail.pop()
                 continue
@@ -59,7 +63,11 @@ class Maze:
         """Return a maze of the given cells, in which neighbouring cells are connected."""
         maze = cls.__new__(cls)
         maze.ways = {
-            cell: {side: other for side, (dx, dy) in SIDES.items() if (other := (cell[0] + dx, cell[1] + dy)) in cells}
+            cell: {
+                side: other
+                for side, (dx, dy) in SIDES.items()
+                if (other := (cell[0] + dx, cell[1] + dy)) in cells
+            }
             for cell in cells
         }
         return maze
@@ -89,12 +97,20 @@ class Walk:
         self._steps += 1
         side = action.lower().removeprefix("move ").strip(" .")
         ways = self._maze.ways[self._here]
-        hint = "" if side in ways else "There is a wall. " if side in SIDES else "Move up, down, left or right. "
+        hint = (
+            ""
+            if side in ways
+            else "There is a wall. "
+            if side in SIDES
+            else "Move up, down, left or right. "
+        )
         self._here = ways.get(side, self._here)
         if self._here == self._goal:
             return Step("You are at the goal.", reward=1.0, terminated=True, success=True)
         # The limit is the environment's own: truncated and never terminated (broken is not zero).
-        return Step(hint + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS)
+        return Step(
+            hint + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS
+        )
 
     @property
     def state(self) -> str:
@@ -134,7 +150,11 @@ class AgentGymWalk(Walk):
     def look(self) -> str:
         """Return what the agent sees."""
         (column, row), (to_column, to_row) = self._here, self._goal
-        walls = [words for side, words in _AGENTGYM_SIDES.items() if side not in self._maze.ways[self._here]]
+        walls = [
+            words
+            for side, words in _AGENTGYM_SIDES.items()
+            if side not in self._maze.ways[self._here]
+        ]
         near = {0: "There are no walls near you.", 1: f"There is a wall {', '.join(walls)}."}
         return (
             f"The goal is at position {to_row}, {to_column}. Your current position is at position {row}, {column}. "
@@ -172,7 +192,11 @@ class MazeWalk(GameEnvironment[Walk]):
     @validate_call
     def tasks(cls, *, mazes: Mazes = "made") -> Sequence[TaskSpec]:
         """Return the 240 mazes, in alternating sizes, or the 25 starts."""
-        return split_tasks(_sizes(), TEST) if mazes == "made" else split_tasks(dict.fromkeys(_starts(), "lmrl"), 5)
+        return (
+            split_tasks(_sizes(), TEST)
+            if mazes == "made"
+            else split_tasks(dict.fromkeys(_starts(), "lmrl"), 5)
+        )
 
     def state(self) -> str:
         """Return where the agent stands."""
@@ -181,7 +205,11 @@ class MazeWalk(GameEnvironment[Walk]):
     def begin(self, task_id: str) -> tuple[str, Walk]:
         """Return where the agent stands."""
         walk = (AgentGymWalk if self._style == "agentgym" else Walk)(*self._laid_out(task_id))
-        rules = f"Walk through a maze to the goal, in {STEPS} steps at most." if self._style == "full" else ""
+        rules = (
+            f"Walk through a maze to the goal, in {STEPS} steps at most."
+            if self._style == "full"
+            else ""
+        )
         return self.introduce(rules, walk.look()), walk
 
     def _laid_out(self, task_id: str) -> tuple[Maze, Cell, Cell]:
@@ -198,10 +226,21 @@ class MazeWalk(GameEnvironment[Walk]):
         goal = draw.choice(sorted(maze.ways))
         steps = maze.steps_to(goal)
         farthest = min(LONGEST_WAY, max(steps.values()))
-        return maze, draw.choice([cell for cell in sorted(steps) if farthest // 2 < steps[cell] <= farthest]), goal
+        return (
+            maze,
+            draw.choice(
+                [cell for cell in sorted(steps) if farthest // 2 < steps[cell] <= farthest]
+            ),
+            goal,
+        )
 
 
-_AGENTGYM_SIDES = {"right": "to your right", "left": "to your left", "up": "above you", "down": "below you"}
+_AGENTGYM_SIDES = {
+    "right": "to your right",
+    "left": "to your left",
+    "up": "above you",
+    "down": "below you",
+}
 _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 
@@ -219,4 +258,6 @@ def _starts() -> dict[str, Cell]:
 @cache
 def _sizes() -> dict[str, str]:
     categories = list(SIZES)
-    return {f"maze-{number:03d}": categories[number % len(categories)] for number in range(TRAIN + TEST)}
+    return {
+        f"maze-{number:03d}": categories[number % len(categories)] for number in range(TRAIN + TEST)
+    }

@@ -10,7 +10,10 @@ from typing import ClassVar
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 
-TASKS = tuple(TaskSpec(f"round-{number:02d}", "test" if number % 4 == 3 else "train", "all") for number in range(64))
+TASKS = tuple(
+    TaskSpec(f"round-{number:02d}", "test" if number % 4 == 3 else "train", "all")
+    for number in range(64)
+)
 TURNS = 4
 REWARD = 0.5
 
@@ -38,7 +41,9 @@ class Parity:
     async def reset(self, task_id: str) -> Observation:
         """Begin an episode."""
         if all(task.task_id != task_id for task in TASKS):
-            raise ConfigError(f"parity has no task {task_id!r}: a task is {TASKS[0].task_id} to {TASKS[-1].task_id}")
+            raise ConfigError(
+                f"parity has no task {task_id!r}: a task is {TASKS[0].task_id} to {TASKS[-1].task_id}"
+            )
         self._turns = self._even_turns = 0
         return Observation(f"This is {task_id}. Reply with an even number of characters.")
 
@@ -46,7 +51,9 @@ class Parity:
         """Count the characters of a reply."""
         turns = self._current() + 1
         if turns > TURNS:
-            raise EnvironmentFailure(f"the episode is over after {TURNS} turns: reset before the next step")
+            raise EnvironmentFailure(
+                f"the episode is over after {TURNS} turns: reset before the next step"
+            )
         even = len(text) % 2 == 0
         self._turns, self._even_turns = turns, self._even_turns + even
         return Step(

@@ -20,7 +20,15 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, hashed_split, refuse_move, split_tasks, words
+from horizonrl.envs.game import (
+    GameEnvironment,
+    Move,
+    Style,
+    hashed_split,
+    refuse_move,
+    split_tasks,
+    words,
+)
 
 COMMANDS = (Command("guess", "guess {word}", "guess the word"),)
 GUESSES = 6
@@ -63,9 +71,15 @@ class Guessing:
     def advise(self) -> Move:
         """Guess the fitting word whose answer tells the most."""
         fitting = self._fitting()
-        guess = FIRST_GUESS if fitting == self._words and FIRST_GUESS in fitting else best_guess(fitting)
+        guess = (
+            FIRST_GUESS
+            if fitting == self._words and FIRST_GUESS in fitting
+            else best_guess(fitting)
+        )
         count = len(fitting)
-        return Move(self._spell(guess), "It can only be this word." if count == 1 else f"{count} words fit.")
+        return Move(
+            self._spell(guess), "It can only be this word." if count == 1 else f"{count} words fit."
+        )
 
     def _fitting(self) -> tuple[str, ...]:
         # All words again: the answers decide, so the expert can take over in the middle of an episode.
@@ -96,7 +110,9 @@ class Known:
         """Return whether a word can still be the hidden one."""
         return all(
             (letter in word) is (not self._absent(letter))
-            and all(clue is None or clue is (word[index] == letter) for index, clue in enumerate(places))
+            and all(
+                clue is None or clue is (word[index] == letter) for index, clue in enumerate(places)
+            )
             for letter, places in self._letters.items()
         )
 
@@ -128,7 +144,9 @@ class AgentGymGuessing(Guessing):
         self._known.learn(guess, self._random.choice(self._fitting()))
         right = self._fitting() == (guess,)
         signs = " ".join(self._known.signs(guess))
-        return Step(f"{signs}\n", reward=float(right), terminated=right or not self._left, success=right)
+        return Step(
+            f"{signs}\n", reward=float(right), terminated=right or not self._left, success=right
+        )
 
     def _fitting(self) -> tuple[str, ...]:
         return tuple(word for word in self._words if self._known.fits(word))
@@ -162,7 +180,9 @@ class Wordle(GameEnvironment[Guessing]):
         super().__init__(format, style, max_observation_chars)
         self._file, self._words = words, list_words(words)
         if words is not None:
-            self.version = f"{self.version} sha256:{sha256(' '.join(self._words).encode()).hexdigest()[:16]}"
+            self.version = (
+                f"{self.version} sha256:{sha256(' '.join(self._words).encode()).hexdigest()[:16]}"
+            )
 
     @classmethod
     @validate_call
@@ -170,7 +190,9 @@ class Wordle(GameEnvironment[Guessing]):
         """Return one task for each word, or for each of AgentGym's 980 seeds, which draw from all the words."""
         if words is None or style == "agentgym":
             return split_tasks(dict.fromkeys(_tasks_by_word(), "all"), TEST)
-        return tuple(TaskSpec(task_id, hashed_split(task_id), "all") for task_id in _words_by_task(words))
+        return tuple(
+            TaskSpec(task_id, hashed_split(task_id), "all") for task_id in _words_by_task(words)
+        )
 
     def begin(self, task_id: str) -> tuple[str, Guessing]:
         """Return the rules."""
@@ -188,16 +210,26 @@ class Wordle(GameEnvironment[Guessing]):
 def list_words(path: Path | None = None) -> tuple[str, ...]:
     """Return our words in the order of the tasks, or those of a file. Raises ConfigError for a file without words."""
     if path is None:
-        return words(resources.files(__package__).joinpath("wordle_words.txt").read_text(encoding="utf-8"))
+        return words(
+            resources.files(__package__).joinpath("wordle_words.txt").read_text(encoding="utf-8")
+        )
     try:
         written = path.read_text(encoding="utf-8").lower().split()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"wordle: no words at {path} ({error}): give a text file with a word a line") from None
+        raise ConfigError(
+            f"wordle: no words at {path} ({error}): give a text file with a word a line"
+        ) from None
     candidates = tuple(dict.fromkeys(word for word in written if len(word) == 5))
     if not candidates:
-        raise ConfigError(f"wordle: {path} has no word of five letters: give a text file with a word a line")
-    if (odd := next((word for word in candidates if not (word.isascii() and word.isalpha())), None)) is not None:
-        raise ConfigError(f"wordle: {path} has {odd!r}, which nobody can guess: a word has the letters a to z")
+        raise ConfigError(
+            f"wordle: {path} has no word of five letters: give a text file with a word a line"
+        )
+    if (
+        odd := next((word for word in candidates if not (word.isascii() and word.isalpha())), None)
+    ) is not None:
+        raise ConfigError(
+            f"wordle: {path} has {odd!r}, which nobody can guess: a word has the letters a to z"
+        )
     return candidates
 
 

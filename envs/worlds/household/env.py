@@ -10,8 +10,24 @@ from pydantic import validate_call
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, refuse_move, split_tasks, words
-from horizonrl.envs.worlds.household.house import CLOSED, COMMANDS, LAMP, House, Place, list_names, parse_kind
+from horizonrl.envs.game import (
+    GameEnvironment,
+    Move,
+    Style,
+    random_for,
+    refuse_move,
+    split_tasks,
+    words,
+)
+from horizonrl.envs.worlds.household.house import (
+    CLOSED,
+    COMMANDS,
+    LAMP,
+    House,
+    Place,
+    list_names,
+    parse_kind,
+)
 
 TRAIN, TEST = 2_420, 200
 CATEGORIES = words("pick light clean heat cool pick_two")
@@ -19,18 +35,48 @@ ROOMS = {
     "kitchen": (
         {"cabinet": 4, "drawer": 3, "countertop": 2, "diningtable": 1, "shelf": 2, "stoveburner": 2}
         | {"fridge": 1, "microwave": 1, "sinkbasin": 1, "coffeemachine": 1, "garbagecan": 1},
-        words("apple bread bowl cup egg fork knife lettuce mug pan plate pot potato spatula spoon tomato saltshaker"),
+        words(
+            "apple bread bowl cup egg fork knife lettuce mug pan plate pot potato spatula spoon tomato saltshaker"
+        ),
     ),
     "bedroom": (
-        {"bed": 1, "desk": 2, "drawer": 5, "dresser": 1, "shelf": 3, "sidetable": 2, "safe": 1, "garbagecan": 1},
-        words("alarmclock book cd cellphone creditcard keychain laptop mug pen pencil pillow watch"),
+        {
+            "bed": 1,
+            "desk": 2,
+            "drawer": 5,
+            "dresser": 1,
+            "shelf": 3,
+            "sidetable": 2,
+            "safe": 1,
+            "garbagecan": 1,
+        },
+        words(
+            "alarmclock book cd cellphone creditcard keychain laptop mug pen pencil pillow watch"
+        ),
     ),
     "livingroom": (
-        {"armchair": 2, "cabinet": 3, "coffeetable": 1, "desk": 1, "drawer": 4, "shelf": 2, "sidetable": 2, "sofa": 1},
+        {
+            "armchair": 2,
+            "cabinet": 3,
+            "coffeetable": 1,
+            "desk": 1,
+            "drawer": 4,
+            "shelf": 2,
+            "sidetable": 2,
+            "sofa": 1,
+        },
         words("book box candle creditcard keychain newspaper remotecontrol statue vase watch"),
     ),
     "bathroom": (
-        {"bathtubbasin": 1, "cabinet": 4, "countertop": 1, "drawer": 2, "garbagecan": 1, "shelf": 2, "sinkbasin": 1}
+        {
+            "bathtubbasin": 1,
+            "cabinet": 4,
+            "countertop": 1,
+            "drawer": 2,
+            "garbagecan": 1,
+            "shelf": 2,
+            "sinkbasin": 1,
+        }
         | {"toilet": 1, "towelholder": 1},
         words("candle cloth soapbar soapbottle spraybottle toiletpaper towel"),
     ),
@@ -39,7 +85,9 @@ ROOMS = {
 _KITCHEN, _LIVING = ("kitchen",), ("bedroom", "livingroom")
 _ROOMS_OF = {"light": _LIVING, "clean": _KITCHEN, "heat": _KITCHEN, "cool": _KITCHEN}
 _FIT = {
-    "clean": words("apple bowl cup fork knife lettuce mug pan plate pot potato spatula spoon tomato"),
+    "clean": words(
+        "apple bowl cup fork knife lettuce mug pan plate pot potato spatula spoon tomato"
+    ),
     "heat": words("apple bread cup egg mug plate potato tomato"),
     "cool": words("apple bowl bread cup egg lettuce mug pan plate pot potato tomato"),
 }
@@ -61,10 +109,16 @@ class Chore:
         ]
         self.category = category
         self.kind = draw.choice(_FIT.get(category, kinds))
-        self.target = draw.choice([kind for kind in counts if kind != parse_kind(_TOOLS.get(category, ""))])
+        self.target = draw.choice(
+            [kind for kind in counts if kind != parse_kind(_TOOLS.get(category, ""))]
+        )
         self.house = House(places)
         for kind in kinds:
-            free = [place for place in places if kind != self.kind or parse_kind(place.name) != self.target]
+            free = [
+                place
+                for place in places
+                if kind != self.kind or parse_kind(place.name) != self.target
+            ]
             for number in range(1, 3 if kind == self.kind else draw.randrange(1, 4)):
                 draw.choice(free).things.append(f"{kind} {number}")
         self._lamp = next((place for place in places if parse_kind(place.name) == "desk"), None)
@@ -89,17 +143,25 @@ class Chore:
 
     def choices(self) -> str:
         """Return AgentGym's line of available actions, or an empty text in the other styles."""
-        return f"\nAVAILABLE ACTIONS: {','.join(self.house.choices())}" if self._lists_choices else ""
+        return (
+            f"\nAVAILABLE ACTIONS: {','.join(self.house.choices())}" if self._lists_choices else ""
+        )
 
     def _done(self) -> bool:
         if self.category == "light":
-            lit = self.house.lamp_on and self.house.here is not None and LAMP in self.house.here.things
+            lit = (
+                self.house.lamp_on
+                and self.house.here is not None
+                and LAMP in self.house.here.things
+            )
             return lit and parse_kind(self.house.carried or "") == self.kind
         return len(self._things_at_target()) >= 1 + (self.category == "pick_two")
 
     def _things_at_target(self) -> list[str]:
         """Return the things that are in the target place and in the required state."""
-        targets = [place for place in self.house.places.values() if parse_kind(place.name) == self.target]
+        targets = [
+            place for place in self.house.places.values() if parse_kind(place.name) == self.target
+        ]
         return [thing for place in targets for thing in place.things if self._fits(thing)]
 
     def _fits(self, thing: str) -> bool:
@@ -112,7 +174,9 @@ class Chore:
         if carried is None:
             return self._find()
         if parse_kind(carried) != self.kind:
-            return self._do_at(self._somewhere(), f"put {carried} in/on {self._somewhere()}", "I do not need this.")
+            return self._do_at(
+                self._somewhere(), f"put {carried} in/on {self._somewhere()}", "I do not need this."
+            )
         if self.category == "light":
             desk = self._lamp.name if self._lamp else ""
             return self._do_at(desk, f"toggle {LAMP}", "Now the lamp.")
@@ -122,17 +186,23 @@ class Chore:
                 return Move(f"{verb} {carried} with {tool}", f"I {verb} it here.")
             return Move(f"go to {tool}", f"I have to {verb} the {carried}.")
         target = f"{self.target} 1"
-        return self._do_at(target, f"put {carried} in/on {target}", f"This belongs there: {target}.")
+        return self._do_at(
+            target, f"put {carried} in/on {target}", f"This belongs there: {target}."
+        )
 
     def _find(self) -> Move:
         placed = self._things_at_target()
         for place in self.house.places.values():
             for thing in place.things if place.seen else ():
                 if parse_kind(thing) == self.kind and thing not in placed:
-                    return self._do_at(place.name, f"take {thing} from {place.name}", f"I saw the {thing} there.")
+                    return self._do_at(
+                        place.name, f"take {thing} from {place.name}", f"I saw the {thing} there."
+                    )
         unseen = next(place for place in self.house.places.values() if not place.seen)
         return self._do_at(
-            unseen.name, f"examine {unseen.name}", f"I look for a {self.kind}: I have not seen the {unseen.name}."
+            unseen.name,
+            f"examine {unseen.name}",
+            f"I look for a {self.kind}: I have not seen the {unseen.name}.",
         )
 
     def _do_at(self, place: str, action: str, thought: str) -> Move:
@@ -140,7 +210,11 @@ class Chore:
         there = self.house.places[place]
         if self.house.here is not there:
             return Move(f"go to {place}", thought)
-        return Move(action, thought) if there.is_open else Move(f"open {place}", f"The {place} is closed.")
+        return (
+            Move(action, thought)
+            if there.is_open
+            else Move(f"open {place}", f"The {place} is closed.")
+        )
 
     def _somewhere(self) -> str:
         return (self.house.here or next(iter(self.house.places.values()))).name
@@ -160,7 +234,11 @@ class Household(GameEnvironment[Chore]):
 
     @validate_call
     def __init__(
-        self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 4_096
+        self,
+        *,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = 4_096,
     ) -> None:
         super().__init__(format, style, max_observation_chars)
 
@@ -174,7 +252,11 @@ class Household(GameEnvironment[Chore]):
         if (category := _categories().get(task_id)) is None:
             raise self.unknown(task_id)
         chore = Chore(category, random_for(task_id), lists_choices=self._style == "agentgym")
-        rules = "You do a chore in a room. Places may have to be opened." if self._style == "full" else ""
+        rules = (
+            "You do a chore in a room. Places may have to be opened."
+            if self._style == "full"
+            else ""
+        )
         look, wish = ("You see", "Your task") if self._style != "agentgym" else _ALFWORLD
         seen = f"You are in the middle of a room. {look} {list_names(list(chore.house.places))}."
         return self.introduce(rules, f"{seen}\n{wish}: {chore.wish}.{chore.choices()}"), chore

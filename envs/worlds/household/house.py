@@ -50,7 +50,9 @@ class Place:
         if not self.is_open:
             return f"The {self.name} is closed."
         self.seen = True
-        return f"{'In' if self.has_door else 'On'} the {self.name}, you see {list_names(self.things)}."
+        return (
+            f"{'In' if self.has_door else 'On'} the {self.name}, you see {list_names(self.things)}."
+        )
 
 
 class House:
@@ -81,7 +83,9 @@ class House:
                 return self._turn(verb, place)
             case (("clean" | "heat" | "cool") as verb, {"thing": thing, "place": place}):
                 return self._make(verb, thing, place)
-            case ("toggle", {"thing": thing}) if thing == LAMP and self.here and LAMP in self.here.things:
+            case ("toggle", {"thing": thing}) if (
+                thing == LAMP and self.here and LAMP in self.here.things
+            ):
                 self.lamp_on = not self.lamp_on
                 return f"You turn {'on' if self.lamp_on else 'off'} the {LAMP}."
             case ("examine", {"thing": thing}):
@@ -118,7 +122,13 @@ class House:
 
     def _take(self, thing: str, place: str) -> str:
         here = self._place_here(place)
-        if here is None or not here.is_open or self.carried or thing not in here.things or thing == LAMP:
+        if (
+            here is None
+            or not here.is_open
+            or self.carried
+            or thing not in here.things
+            or thing == LAMP
+        ):
             return NOTHING
         here.things.remove(thing)
         self.carried = thing

@@ -23,7 +23,17 @@ from horizonrl.envs.worlds.webnav.browser import Refused
 START_S = 60.0
 LOAD_S = 30.0
 ACTION_S = 5.0
-KEYS = ("Enter", "Tab", "Escape", "Backspace", "Space", "ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight")
+KEYS = (
+    "Enter",
+    "Tab",
+    "Escape",
+    "Backspace",
+    "Space",
+    "ArrowUp",
+    "ArrowDown",
+    "ArrowLeft",
+    "ArrowRight",
+)
 MAX_TEXT_CHARS = 500
 _SCROLL_PX = 150
 """About three quarters of a page of MiniWoB."""
@@ -71,13 +81,17 @@ class SharedChromium:
                 page = await context.new_page()
                 context.on("page", Page.close)  # a window that the page opens
                 await page.goto(url, timeout=LOAD_S * 1e3)
-            except BaseException:  # including a cancelled reset, which must not leave a context behind
+            except (
+                BaseException
+            ):  # including a cancelled reset, which must not leave a context behind
                 await context.close()
                 raise
         except BrowserTimeout as error:
             raise EnvironmentTimeout(f"{url} was not loaded in {LOAD_S:.0f} s") from error
         except BrowserError as error:
-            raise EnvironmentFailure(f"the browser {self.executable} cannot open {url}: {_short(error)}") from error
+            raise EnvironmentFailure(
+                f"the browser {self.executable} cannot open {url}: {_short(error)}"
+            ) from error
         return page
 
     async def _context(self) -> BrowserContext:
@@ -85,7 +99,9 @@ class SharedChromium:
         try:
             return await browser.new_context(viewport={"width": 400, "height": 300}, offline=True)
         except BrowserError:
-            await self._stop()  # the browser or its driver has died; the next reset starts another one
+            await (
+                self._stop()
+            )  # the browser or its driver has died; the next reset starts another one
             raise
 
     async def _running(self) -> _Running:
@@ -178,7 +194,9 @@ class Played:
 
     async def _type(self, number: str, text: str, enter: str) -> None:
         if len(text) > MAX_TEXT_CHARS or enter not in ("0", "1"):
-            raise Refused(f"A text has at most {MAX_TEXT_CHARS} characters; the last argument is 0 or 1.")
+            raise Refused(
+                f"A text has at most {MAX_TEXT_CHARS} characters; the last argument is 0 or 1."
+            )
         await self._click(number)
         if await self._evaluate("number => agent.select(number)", int(number)):
             await self._page.keyboard.type(text)
@@ -189,7 +207,9 @@ class Played:
         """Return the position of an element, or None if it has already been selected."""
         if not _NUMBER.fullmatch(number):
             raise Refused(f"There is no element [{number[:20]}] on the page.")
-        aimed: tuple[float, float] | str | None = await self._evaluate("number => agent.aim(number)", int(number))
+        aimed: tuple[float, float] | str | None = await self._evaluate(
+            "number => agent.aim(number)", int(number)
+        )
         if isinstance(aimed, str):
             raise Refused(aimed)
         return aimed
@@ -223,12 +243,20 @@ async def _start(executable: str) -> _Running:
 async def _stay(url: str, route: Route) -> None:
     """Let a page load its own parts and nothing else. A click that leads to another page does nothing."""
     request = route.request
-    beside = url.rpartition("/")[0].rpartition("/")[0]  # the pages' folder and those of their scripts
+    beside = url.rpartition("/")[0].rpartition("/")[
+        0
+    ]  # the pages' folder and those of their scripts
     wanted = request.url.partition("#")[0]
-    if wanted == url if request.is_navigation_request() else wanted.startswith((f"{beside}/", "data:", "blob:")):
+    if (
+        wanted == url
+        if request.is_navigation_request()
+        else wanted.startswith((f"{beside}/", "data:", "blob:"))
+    ):
         await route.continue_()
     else:
-        await route.abort("aborted")  # with any other error code the browser shows its own error page
+        await route.abort(
+            "aborted"
+        )  # with any other error code the browser shows its own error page
 
 
 def _alive(started: "asyncio.Task[_Running]") -> bool:

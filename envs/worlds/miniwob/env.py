@@ -23,7 +23,11 @@ from horizonrl.envs.worlds.webnav.browser import Refused
 if TYPE_CHECKING:
     from horizonrl.envs.worlds.miniwob.chromium import Played, Reading, SharedChromium
 
-COMMANDS = tuple(command for command in WEB_COMMANDS if command.name in ("click", "type", "hover", "press", "scroll"))
+COMMANDS = tuple(
+    command
+    for command in WEB_COMMANDS
+    if command.name in ("click", "type", "hover", "press", "scroll")
+)
 _FULL = """\
 You do a task on a web page, which you see as an accessibility tree. Each turn you take one action:
 {actions}
@@ -74,7 +78,10 @@ class MiniWob:
         """Open a page in its own context and begin the episode of the task's seed."""
         page = page_path(task_id)
         await asyncio.to_thread(importlib.import_module, "horizonrl.envs.worlds.miniwob.chromium")
-        from horizonrl.envs.worlds.miniwob.chromium import Played, shared_chromium  # Playwright takes most of a second.
+        from horizonrl.envs.worlds.miniwob.chromium import (
+            Played,
+            shared_chromium,
+        )  # Playwright takes most of a second.
 
         await self._leave()
         if self._chromium is None:
@@ -94,7 +101,9 @@ class MiniWob:
             case str(action):
                 command = read_command(action, COMMANDS)
         if command is None:
-            answer = f"There is no such action. The actions are: {', '.join(c.words for c in COMMANDS)}."
+            answer = (
+                f"There is no such action. The actions are: {', '.join(c.words for c in COMMANDS)}."
+            )
             return Step(clip(answer, self._max_chars), 0.0, terminated=False)
         try:
             await played.act(*command)
@@ -121,7 +130,9 @@ class MiniWob:
         # Only the full reward: a page's partial one is information, so that a return is a success rate.
         success = reading["reward"] == 1
         info: dict[str, str | int | float | bool] = {"page_reward": reading["reward"]}
-        return Step("The page's task is over.", float(success), terminated=True, success=success, info=info)
+        return Step(
+            "The page's task is over.", float(success), terminated=True, success=success, info=info
+        )
 
     async def _leave(self) -> None:
         played, self._played = self._played, None
@@ -130,17 +141,25 @@ class MiniWob:
 
     def _current(self) -> "Played":
         if self._played is None:
-            raise EnvironmentFailure("no episode has begun or it is over: reset before step and expert")
+            raise EnvironmentFailure(
+                "no episode has begun or it is over: reset before step and expert"
+            )
         return self._played
 
     def _first(self, task_id: str, reading: "Reading") -> str:
         reply = explain(self._format, COMMANDS)
         if self._style == "full":
-            actions = "\n".join(f"{c.words.replace('{', '').replace('}', '')}: {c.meaning}" for c in COMMANDS)
-            text = _FULL.format(actions=actions, reply=reply, query=reading["query"], page=_show(reading))
+            actions = "\n".join(
+                f"{c.words.replace('{', '').replace('}', '')}: {c.meaning}" for c in COMMANDS
+            )
+            text = _FULL.format(
+                actions=actions, reply=reply, query=reading["query"], page=_show(reading)
+            )
         else:
             reply = _COMPACT_REPLY.get(self._format, reply)
-            text = "\n".join(filter(None, (_COMPACT, reply, f"Task: {reading['query']}", _show(reading))))
+            text = "\n".join(
+                filter(None, (_COMPACT, reply, f"Task: {reading['query']}", _show(reading)))
+            )
         return whole(text, task_id, self._max_chars)
 
 

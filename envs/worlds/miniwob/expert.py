@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.formats import ActionFormat, Command, write_action
 
-_NODE = re.compile(r"\t?\[(\d+)\] (\w+) '(.*?)'(?: value: '(.*)')?(?: (?:checked|selected): (True|False))?(?: dis.*)?")
+_NODE = re.compile(
+    r"\t?\[(\d+)\] (\w+) '(.*?)'(?: value: '(.*)')?(?: (?:checked|selected): (True|False))?(?: dis.*)?"
+)
 _QUOTED = re.compile(r'"([^"]*)"')
 _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _SECTION = re.compile(r"(?:Tab|Section) #\d+")
@@ -68,7 +70,9 @@ def read_page(observation: str) -> tuple[list[Node], list[str]]:
 class PageExpert:
     """Begins where the page does."""
 
-    def __init__(self, page: str, query: str, action_format: ActionFormat, commands: Sequence[Command]) -> None:
+    def __init__(
+        self, page: str, query: str, action_format: ActionFormat, commands: Sequence[Command]
+    ) -> None:
         self._strategy = STRATEGIES[page]
         self._query = query
         self._format = action_format
@@ -77,13 +81,23 @@ class PageExpert:
 
     def act(self, observation: str) -> str:
         """Return the reply that the page's strategy gives."""
-        nodes, texts = read_page(observation.rpartition(self._query)[2])  # the first observation begins with the rules
-        seen = Seen(self._query, nodes, texts, len(self._observations), (*self._observations, " ".join(texts)))
+        nodes, texts = read_page(
+            observation.rpartition(self._query)[2]
+        )  # the first observation begins with the rules
+        seen = Seen(
+            self._query,
+            nodes,
+            texts,
+            len(self._observations),
+            (*self._observations, " ".join(texts)),
+        )
         self._observations.append(" ".join(texts))
         try:
             action, thought = self._strategy(seen)
         except (LookupError, TypeError, AttributeError) as error:
-            raise EnvironmentFailure(f"the expert does not know this page: {observation[:200]!r}") from error
+            raise EnvironmentFailure(
+                f"the expert does not know this page: {observation[:200]!r}"
+            ) from error
         return write_action(action, thought, self._format, self._commands)
 
 
@@ -179,7 +193,13 @@ def ordinal(seen: Seen) -> int:
 
 def result(seen: Seen) -> list[str]:
     one, sign, other = _ARITHMETIC.search("\n".join(seen.texts)).groups()  # type: ignore[union-attr]
-    return [str({"+": int(one) + int(other), "-": int(one) - int(other), "x": int(one) * int(other)}[sign])]
+    return [
+        str(
+            {"+": int(one) + int(other), "-": int(one) - int(other), "x": int(one) * int(other)}[
+                sign
+            ]
+        )
+    ]
 
 
 def unknown(seen: Seen) -> list[str]:
@@ -197,11 +217,15 @@ _copied: Strategy = fill(lambda seen: seen.quoted)
 STRATEGIES: Mapping[str, Strategy] = {
     "choose-list": select,
     "click-button": _named,
-    "click-button-sequence": click_name(lambda seen: re.findall(r"button (\w+)", seen.query)[seen.turn]),
+    "click-button-sequence": click_name(
+        lambda seen: re.findall(r"button (\w+)", seen.query)[seen.turn]
+    ),
     "click-checkboxes": select,
     "click-checkboxes-large": select,
     "click-collapsible-2-nodelay": search,
-    "click-collapsible-nodelay": lambda seen: click([*seen.of_kind("tab"), *seen.of_kind("button")][seen.turn]),
+    "click-collapsible-nodelay": lambda seen: click(
+        [*seen.of_kind("tab"), *seen.of_kind("button")][seen.turn]
+    ),
     "click-dialog": click_kind(lambda seen: "button"),
     "click-dialog-2": click_name(lambda seen: seen.quoted[0].replace("x", "Close")),
     "click-link": _named,

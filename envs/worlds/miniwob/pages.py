@@ -60,7 +60,9 @@ def load_tasks() -> tuple[TaskSpec, ...]:
     for page in PAGES:
         ids = [f"{page}-{seed}" for seed in range(SEEDS)]
         test = sorted(ids, key=lambda task_id: sha256(task_id.encode()).digest())[:TEST_SEEDS]
-        listed += [TaskSpec(task_id, "test" if task_id in test else "train", page) for task_id in ids]
+        listed += [
+            TaskSpec(task_id, "test" if task_id in test else "train", page) for task_id in ids
+        ]
     return tuple(listed)
 
 
@@ -68,7 +70,9 @@ def page_path(task_id: str) -> str:
     """Return the page of a task. Raises ConfigError for a task that does not exist."""
     page, _, seed = task_id.rpartition("-")
     if page not in PAGES or seed not in map(str, range(SEEDS)):
-        raise ConfigError(f"miniwob has no task {task_id!r}: a task is a page and a seed, such as 'click-test-0'")
+        raise ConfigError(
+            f"miniwob has no task {task_id!r}: a task is a page and a seed, such as 'click-test-0'"
+        )
     return page
 
 
@@ -79,7 +83,9 @@ def find_chromium() -> str:
     for name in BROWSERS:
         if browser := shutil.which(name):
             return browser
-    raise MissingDependency(f"miniwob needs a browser, and none of {', '.join(BROWSERS)} is on the path: {CURE}")
+    raise MissingDependency(
+        f"miniwob needs a browser, and none of {', '.join(BROWSERS)} is on the path: {CURE}"
+    )
 
 
 def find_pages() -> Path:

@@ -11,7 +11,13 @@ from pydantic import validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, read_action, write_action
+from horizonrl.envs.formats import (
+    ActionFormat,
+    Unreadable,
+    WrittenFormat,
+    read_action,
+    write_action,
+)
 from horizonrl.envs.worlds.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, prepare, require_java
 from horizonrl.envs.worlds.sciworld.prompt import COMMANDS, VALID_ACTIONS, Style, first_observation
 from horizonrl.envs.worlds.sciworld.tasks import SciWorldTask, index_tasks, list_tasks
@@ -94,7 +100,9 @@ class SciWorld:
         """Begin an experiment with any of AgentGym's numbers. If the JVM has died, a new simulation is opened."""
         task = index_tasks().get(task_id)
         if task is None:
-            raise ConfigError(f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(index_tasks()) - 1}")
+            raise ConfigError(
+                f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(index_tasks()) - 1}"
+            )
         # No step is taken in a task whose reset failed.
         self._task = None
         if self._simulation is None or not self._simulation.lives:
@@ -110,7 +118,9 @@ class SciWorld:
         """Take the one action that the text names. A score below zero ends the episode."""
         task, simulation = self._current()
         if self._over:
-            raise EnvironmentFailure(f"the episode of task {task.spec.task_id} is over: reset before the next step")
+            raise EnvironmentFailure(
+                f"the episode of task {task.spec.task_id} is over: reset before the next step"
+            )
         # Before the reply is read: a reply without an action costs a turn too.
         self.turns += 1
         match read_action(text, self._format, COMMANDS):

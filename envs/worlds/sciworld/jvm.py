@@ -95,10 +95,14 @@ class Jvm:
         self.kill_if_stuck()
         try:
             async with asyncio.timeout(CALL_S):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._ask, ask
+                )
         except TimeoutError:
             raise self._gave_up() from None
-        except asyncio.CancelledError:  # callers wait for less than CALL_S, so that none may see a call through
+        except (
+            asyncio.CancelledError
+        ):  # callers wait for less than CALL_S, so that none may see a call through
             self.kill_if_stuck()
             raise
 
@@ -117,7 +121,9 @@ class Jvm:
         with self._ending:
             if stuck := self._process is not None and self.calling_s >= CALL_S:
                 self.kill()
-                self._since = None  # the call is as good as over, and the next one finds another JVM
+                self._since = (
+                    None  # the call is as good as over, and the next one finds another JVM
+                )
             return stuck
 
     def _gave_up(self) -> EnvironmentTimeout:
@@ -129,7 +135,11 @@ class Jvm:
         world = gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
         world.load("boil", 0, "", False)
         for step in range(PIECE_STEPS):
-            world.step(("look around", "open door to kitchen", "go to kitchen", "open cupboard", "wait1")[step % 5])
+            world.step(
+                ("look around", "open door to kitchen", "go to kitchen", "open cupboard", "wait1")[
+                    step % 5
+                ]
+            )
         gateway.detach(world)
         self.warm_steps += PIECE_STEPS
 
@@ -161,7 +171,9 @@ class Jvm:
             return ask(self._gateway)
         except (Py4JNetworkError, OSError) as error:
             self.kill()
-            raise EnvironmentFailure(f"the simulator's JVM died in a call ({error}): the episode is lost") from error
+            raise EnvironmentFailure(
+                f"the simulator's JVM died in a call ({error}): the episode is lost"
+            ) from error
         except Py4JError as error:
             raise EnvironmentFailure(f"the simulator failed: {error}") from error
 
@@ -224,7 +236,14 @@ class Simulation:
         require_java()
         for worker in _pool():
             worker.kill_if_stuck()
-        jvm = min(_pool(), key=lambda jvm: (jvm.simulations >= SIMULATIONS, jvm.calling_s >= SLOW_S, jvm.simulations))
+        jvm = min(
+            _pool(),
+            key=lambda jvm: (
+                jvm.simulations >= SIMULATIONS,
+                jvm.calling_s >= SLOW_S,
+                jvm.simulations,
+            ),
+        )
         if jvm.simulations >= SIMULATIONS:
             raise EnvironmentFailure(
                 f"{len(_pool())} JVMs hold {SIMULATIONS} simulations each, all that fit: run fewer episodes at a time"
@@ -267,7 +286,9 @@ class Simulation:
 
     async def valid_actions(self) -> list[str]:
         """Return every action that can be taken now, sorted; takes 50 ms."""
-        return sorted(set(await self._ask(lambda: _texts(self._interface.getValidActionObjectCombinations()))))
+        return sorted(
+            set(await self._ask(lambda: _texts(self._interface.getValidActionObjectCombinations())))
+        )
 
     def gold_path(self, task: str, variation: int) -> list[str]:
         """Return the simulator's own solution of a task. Blocks for up to seconds: not for the event loop."""
@@ -295,12 +316,19 @@ class Simulation:
         self._random.setSeed(seed)
         observation = str(self._interface.step(action))
         score = round(100 * float(self._interface.getScore()))
-        return Seen(observation, score, bool(self._interface.getCompleted()), int(self._interface.getNumMoves()))
+        return Seen(
+            observation,
+            score,
+            bool(self._interface.getCompleted()),
+            int(self._interface.getNumMoves()),
+        )
 
     async def _ask(self, ask: Callable[[], T]) -> T:
         def call_alive(_: JavaGateway) -> T:
             if not self.lives:
-                raise EnvironmentFailure("the simulator's JVM has died since the episode began: reset")
+                raise EnvironmentFailure(
+                    "the simulator's JVM has died since the episode began: reset"
+                )
             return ask()
 
         return await self._jvm.call(call_alive)
@@ -315,4 +343,6 @@ def _texts(array: Any) -> list[str]:
 
 def require_java() -> None:
     if shutil.which("java") is None:
-        raise MissingDependency("environment 'sciworld' needs Java 17 on the PATH: apt install openjdk-17-jre-headless")
+        raise MissingDependency(
+            "environment 'sciworld' needs Java 17 on the PATH: apt install openjdk-17-jre-headless"
+        )

@@ -41,10 +41,16 @@ class SciWorldTask:
 @cache
 def index_tasks() -> Mapping[str, SciWorldTask]:
     """Return AgentGym's 4,639 tasks by their numbers, whether they are listed or not."""
-    counted = [(name, variation, family) for name, count, family in VARIATIONS for variation in range(count)]
+    counted = [
+        (name, variation, family)
+        for name, count, family in VARIATIONS
+        for variation in range(count)
+    ]
     split = _split(len(counted))
     return {
-        str(number): SciWorldTask(TaskSpec(str(number), split.get(number, "train"), family), name, variation)
+        str(number): SciWorldTask(
+            TaskSpec(str(number), split.get(number, "train"), family), name, variation
+        )
         for number, (name, variation, family) in enumerate(counted)
     }
 

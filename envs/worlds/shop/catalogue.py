@@ -19,8 +19,16 @@ _BRANDS = words("Alvo Bentra Corvik Delmar Estrel Fjordal Gavio Holmen Indro Jar
 _KINDS: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
     "shirt": ("fashion", "cotton slim-fit long-sleeved breathable wrinkle-free organic", _BOTH),
     "jacket": ("fashion", "waterproof hooded insulated windproof lightweight lined", _BOTH),
-    "shoes": ("fashion", "non-slip leather vegan cushioned wide memory-foam", {"size": words("8 9 10")} | _COLOUR),
-    "headphones": ("electronics", "wireless noise-cancelling foldable waterproof over-ear rechargeable", _COLOUR),
+    "shoes": (
+        "fashion",
+        "non-slip leather vegan cushioned wide memory-foam",
+        {"size": words("8 9 10")} | _COLOUR,
+    ),
+    "headphones": (
+        "electronics",
+        "wireless noise-cancelling foldable waterproof over-ear rechargeable",
+        _COLOUR,
+    ),
     "cable": (
         "electronics",
         "braided fast-charging gold-plated flat shielded round",
@@ -74,7 +82,9 @@ class Wish:
 
     def __str__(self) -> str:
         chosen = "".join(f", {name} {value}" for name, value in self.options.items())
-        return f"a {' '.join(self.attributes)} {self.kind}{chosen}, for less than {self.most} dollars"
+        return (
+            f"a {' '.join(self.attributes)} {self.kind}{chosen}, for less than {self.most} dollars"
+        )
 
     @property
     def meaning(self) -> object:
@@ -107,7 +117,10 @@ def load_products() -> dict[str, Product]:
 def _make(number: str, kind: str, draw: Random) -> Product:
     _, attributes, options = _KINDS[kind]
     drawn = tuple(draw.sample(words(attributes), 3))
-    offered = {name: tuple(v for v in values if draw.random() < 0.8) or values for name, values in options.items()}
+    offered = {
+        name: tuple(v for v in values if draw.random() < 0.8) or values
+        for name, values in options.items()
+    }
     title = f"{draw.choice(_BRANDS)} {draw.choice(_BRANDS)[0]}{draw.randrange(10, 99)} {' '.join(drawn[:2])} {kind}"
     return Product(number, kind, title, drawn, offered, draw.randrange(500, 15_000) / 100)
 
@@ -117,7 +130,13 @@ def make_wish(draw: Random) -> Wish:
     product = draw.choice(list(load_products().values()))
     attributes = tuple(draw.sample(product.attributes, 2))
     chosen = {name: draw.choice(values) for name, values in product.options.items()}
-    return Wish(product.kind, attributes, chosen, int(product.price) + 10 * draw.randrange(1, 4), product.number)
+    return Wish(
+        product.kind,
+        attributes,
+        chosen,
+        int(product.price) + 10 * draw.randrange(1, 4),
+        product.number,
+    )
 
 
 _BUILDING = Lock()
@@ -132,4 +151,6 @@ def load_shelves() -> Index:
 
 @cache
 def _shelves() -> Index:
-    return Index([Page(p.title, f"{p.description} {p.category}", p.number) for p in load_products().values()])
+    return Index(
+        [Page(p.title, f"{p.description} {p.category}", p.number) for p in load_products().values()]
+    )

@@ -16,18 +16,33 @@ from horizonrl.envs.bounds import Chars, clip
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, refuse_move, split_tasks
 from horizonrl.envs.worlds.deepsearch.index import Index
-from horizonrl.envs.worlds.shop.catalogue import Product, Wish, load_products, load_shelves, make_wish, parse_category
+from horizonrl.envs.worlds.shop.catalogue import (
+    Product,
+    Wish,
+    load_products,
+    load_shelves,
+    make_wish,
+    parse_category,
+)
 
 COMMANDS = (
     Command("search", "search[{keywords}]", "search the shop; only from the search page"),
-    Command("click", "click[{button}]", "click a button of the page, named as it stands in brackets"),
+    Command(
+        "click", "click[{button}]", "click a button of the page, named as it stands in brackets"
+    ),
 )
 TRAIN, TEST = 3_930, 200
 FOUND = 50
 """Products that a search finds at most."""
 ON_A_PAGE = {"full": 10, "compact": 5, "agentgym": 10}
 
-BACK, NEXT, PREVIOUS, BUY, DESCRIPTION = "Back to Search", "Next >", "< Prev", "Buy Now", "Description"
+BACK, NEXT, PREVIOUS, BUY, DESCRIPTION = (
+    "Back to Search",
+    "Next >",
+    "< Prev",
+    "Buy Now",
+    "Description",
+)
 _ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE)
 
 
@@ -57,9 +72,16 @@ class Visit:
             return refuse_move(f"There is no button {clip(word)!r} here.\n{self.page()}")
         if button == BUY and self._product:
             score = self._wish.score(self._product, self._chosen)
-            return Step(f"You bought {self._product.number}.", reward=score, terminated=True, success=score == 1)
+            return Step(
+                f"You bought {self._product.number}.",
+                reward=score,
+                terminated=True,
+                success=score == 1,
+            )
         self._click(button)
-        description = f"\n{self._product.description}" if button == DESCRIPTION and self._product else ""
+        description = (
+            f"\n{self._product.description}" if button == DESCRIPTION and self._product else ""
+        )
         return refuse_move(self.page() + description)
 
     def buttons(self) -> list[str]:
@@ -110,7 +132,9 @@ class Visit:
         elif product is None:
             self._product = load_products()[button]
         elif button != DESCRIPTION:
-            self._chosen[next(name for name, values in product.options.items() if button in values)] = button
+            self._chosen[
+                next(name for name, values in product.options.items() if button in values)
+            ] = button
 
     def advise(self) -> Move:
         """Search for the wish, turn pages to the first product that meets it, choose its options, buy it."""
@@ -121,7 +145,10 @@ class Visit:
         if self._product is None and meets:
             page, number = meets[0] // self._on_a_page, self._found[meets[0]].number
             if page != self._page:
-                return Move(f"click[{NEXT if page > self._page else PREVIOUS}]", "The right one is not on this page.")
+                return Move(
+                    f"click[{NEXT if page > self._page else PREVIOUS}]",
+                    "The right one is not on this page.",
+                )
             return Move(f"click[{number}]", f"{number} could be the right one.")
         if self._product is None or not self._meets(self._product):
             return Move(f"click[{BACK}]", "This is not what I look for.")
@@ -131,7 +158,9 @@ class Visit:
         return Move(f"click[{BUY}]", "All is as wished.")
 
     def _meets(self, product: Product) -> bool:
-        offered = all(value in product.options.get(name, ()) for name, value in self._wish.options.items())
+        offered = all(
+            value in product.options.get(name, ()) for name, value in self._wish.options.items()
+        )
         return offered and self._wish.score(product, self._wish.options) == 1
 
 
@@ -149,7 +178,11 @@ class Shop(GameEnvironment[Visit]):
 
     @validate_call
     def __init__(
-        self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 4_096
+        self,
+        *,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = 4_096,
     ) -> None:
         super().__init__(format, style, max_observation_chars)
 
@@ -168,7 +201,11 @@ class Shop(GameEnvironment[Visit]):
         if (wish := _wishes().get(task_id)) is None:
             raise self.unknown(task_id)
         visit = Visit(wish, load_shelves(), ON_A_PAGE[self._style])
-        rules = "Find what the customer wishes, choose its options and buy it." if self._style == "full" else ""
+        rules = (
+            "Find what the customer wishes, choose its options and buy it."
+            if self._style == "full"
+            else ""
+        )
         return self.introduce(rules, visit.page()), visit
 
 
@@ -181,7 +218,9 @@ def _tasks() -> tuple[TaskSpec, ...]:
 def _wishes() -> dict[str, Wish]:
     """Return the wish of every task. A train task whose wish is also a test task's draws another."""
     names = [f"shop-{number:04d}" for number in range(TRAIN + TEST)]
-    tests = [task.task_id for task in split_tasks(dict.fromkeys(names, ""), TEST) if task.split == "test"]
+    tests = [
+        task.task_id for task in split_tasks(dict.fromkeys(names, ""), TEST) if task.split == "test"
+    ]
     held_out = {name: make_wish(random_for(name)) for name in tests}
     taken = {wish.meaning for wish in held_out.values()}
     return {name: held_out.get(name) or _other_wish(name, taken) for name in names}
@@ -189,4 +228,6 @@ def _wishes() -> dict[str, Wish]:
 
 def _other_wish(name: str, taken: Container[object]) -> Wish:
     names = chain([name], (f"{name}/{attempt}" for attempt in count(1)))
-    return next(wish for wish in map(make_wish, map(random_for, names)) if wish.meaning not in taken)
+    return next(
+        wish for wish in map(make_wish, map(random_for, names)) if wish.meaning not in taken
+    )

@@ -44,7 +44,9 @@ class QueryRefused(Exception):
 class Database:
     """Filled once, then only read: sqlite's authorizer rejects everything but SELECT before it runs."""
 
-    def __init__(self, tables: Mapping[str, Sequence[str]], rows: Mapping[str, Iterable[Row]]) -> None:
+    def __init__(
+        self, tables: Mapping[str, Sequence[str]], rows: Mapping[str, Iterable[Row]]
+    ) -> None:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         for table, columns in tables.items():
             self._connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
@@ -65,7 +67,10 @@ class Database:
         try:
             return _within_bounds(self._connection.execute(sql))
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-            reason = {"interrupted": "it takes too long", "not authorized": "only SELECT is allowed"}
+            reason = {
+                "interrupted": "it takes too long",
+                "not authorized": "only SELECT is allowed",
+            }
             raise QueryRefused(reason.get(str(error), str(error))) from None
 
     def close(self) -> None:
@@ -88,7 +93,9 @@ def _within_bounds(answer: Iterator[Row]) -> list[Row]:
     return rows
 
 
-def _authorize(action: int, table: str | None, column: str | None, database: str | None, source: str | None) -> int:
+def _authorize(
+    action: int, table: str | None, column: str | None, database: str | None, source: str | None
+) -> int:
     # For a function, sqlite passes the name in the place of the column.
     pure = action == sqlite3.SQLITE_FUNCTION and (column or "").lower() in _FUNCTIONS
     return sqlite3.SQLITE_OK if pure or action in _READING else sqlite3.SQLITE_DENY

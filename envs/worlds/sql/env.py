@@ -40,7 +40,9 @@ class Answering:
         if right:
             return Step(observation, reward=1.0, terminated=True, success=True)
         # A wrong query may be mended while attempts are left; the last one ends the task, unsolved.
-        return Step(f"{observation}\nThat is not the answer.", reward=0.0, terminated=not self._attempts)
+        return Step(
+            f"{observation}\nThat is not the answer.", reward=0.0, terminated=not self._attempts
+        )
 
     def advise(self) -> Move:
         """Give the query from which the question was made."""
@@ -92,7 +94,11 @@ class Sql(GameEnvironment[Answering]):
             + (f"\n{format_table(problem.rows[table][:3])}" if full else "")
             for table, columns in problem.tables.items()
         )
-        rules = f"Answer a question about a sqlite database. Attempts: {self._attempts}." if full else ""
+        rules = (
+            f"Answer a question about a sqlite database. Attempts: {self._attempts}."
+            if full
+            else ""
+        )
         text = self.introduce(rules, f"Tables:\n{schema}\nQuestion: {problem.question}")
         return text, Answering(problem, database, self._attempts)
 
@@ -111,7 +117,10 @@ class Sql(GameEnvironment[Answering]):
 
 def format_table(rows: Sequence[Row]) -> str:
     """Return the first ten rows as lines of text."""
-    lines = [" | ".join("NULL" if value is None else str(value) for value in row) for row in rows[:SHOWN_ROWS]]
+    lines = [
+        " | ".join("NULL" if value is None else str(value) for value in row)
+        for row in rows[:SHOWN_ROWS]
+    ]
     more = [f"... {len(rows)} rows in all"] if len(rows) > SHOWN_ROWS else []
     return "\n".join(lines + more) or "(no rows)"
 

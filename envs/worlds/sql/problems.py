@@ -75,7 +75,10 @@ TEMPLATES: dict[str, tuple[Template, ...]] = {
             "What is the {pname} of each of the {P} whose {pgroup} is {town!r}?",
             "SELECT {pname} FROM {P} WHERE {pgroup} = {town!r}",
         ),
-        ("How many of the {T} have {tnumber} over {number}?", "SELECT COUNT(*) FROM {T} WHERE {tnumber} > {number}"),
+        (
+            "How many of the {T} have {tnumber} over {number}?",
+            "SELECT COUNT(*) FROM {T} WHERE {tnumber} > {number}",
+        ),
         (
             "What is the highest {pnumber} of the {P} whose {pgroup} is {town!r}?",
             "SELECT MAX({pnumber}) FROM {P} WHERE {pgroup} = {town!r}",
@@ -130,7 +133,9 @@ TEMPLATES: dict[str, tuple[Template, ...]] = {
         ),
         (
             "For each {pgroup}: give it and the total {amount} of the {L} of its {P}, if that is over {total}.",
-            "SELECT {pgroup}, SUM({L}.{amount}) " + _JOIN + " GROUP BY {pgroup} HAVING SUM({L}.{amount}) > {total}",
+            "SELECT {pgroup}, SUM({L}.{amount}) "
+            + _JOIN
+            + " GROUP BY {pgroup} HAVING SUM({L}.{amount}) > {total}",
         ),
     ),
 }
@@ -138,7 +143,9 @@ TEMPLATES: dict[str, tuple[Template, ...]] = {
 _TOWNS = words("Alder Birkby Corran Dunmore Elsing")
 _FIRST = words("Ada Ben Cleo Dov Eda Finn Gia Hal Ivo June Kai Lea")
 _LAST = words("Abel Brook Crane Dahl Evers Frost Gold Hale")
-_TITLES = words("Amber Basalt Cedar Delta Ember Falcon Garnet Harbor Indigo Jasper Kestrel Lagoon Maple Nectar Onyx")
+_TITLES = words(
+    "Amber Basalt Cedar Delta Ember Falcon Garnet Harbor Indigo Jasper Kestrel Lagoon Maple Nectar Onyx"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,11 @@ class Problem:
 def list_tasks() -> tuple[TaskSpec, ...]:
     """Return 10,962 tasks, 1,827 per domain, in alternating difficulties."""
     per_domain = (TRAIN + TEST) // len(DOMAINS)
-    names = {f"{domain}-{n:04d}": DIFFICULTIES[n % len(DIFFICULTIES)] for domain in DOMAINS for n in range(per_domain)}
+    names = {
+        f"{domain}-{n:04d}": DIFFICULTIES[n % len(DIFFICULTIES)]
+        for domain in DOMAINS
+        for n in range(per_domain)
+    }
     return split_tasks(names, TEST)
 
 
@@ -177,13 +188,28 @@ def _fill(domain: Domain, draw: Random) -> tuple[dict[str, tuple[str, ...]], dic
     tables = {
         people: ("id INTEGER PRIMARY KEY", *_column_types(person)),
         things: ("id INTEGER PRIMARY KEY", *_column_types(thing)),
-        links: ("id INTEGER PRIMARY KEY", *(f"{name} INTEGER" for name in (f"{people}_id", f"{things}_id", *link))),
+        links: (
+            "id INTEGER PRIMARY KEY",
+            *(f"{name} INTEGER" for name in (f"{people}_id", f"{things}_id", *link)),
+        ),
     }
     rows: dict[str, list[Row]] = {
-        people: [(n, name, draw.choice(_TOWNS), draw.randrange(15, 90)) for n, name in enumerate(names, 1)],
-        things: [(n, name, draw.choice(domain.groups), draw.randrange(20, 400)) for n, name in enumerate(titles, 1)],
+        people: [
+            (n, name, draw.choice(_TOWNS), draw.randrange(15, 90))
+            for n, name in enumerate(names, 1)
+        ],
+        things: [
+            (n, name, draw.choice(domain.groups), draw.randrange(20, 400))
+            for n, name in enumerate(titles, 1)
+        ],
         links: [
-            (n, draw.randrange(1, 17), draw.randrange(1, 13), draw.randrange(1, 40), draw.randrange(2018, 2024))
+            (
+                n,
+                draw.randrange(1, 17),
+                draw.randrange(1, 13),
+                draw.randrange(1, 40),
+                draw.randrange(2018, 2024),
+            )
             for n in range(1, 41)
         ],
     }
@@ -197,9 +223,18 @@ def _column_types(columns: list[str]) -> tuple[str, ...]:
 
 def _ask(domain: Domain, rows: dict[str, list[Row]], draw: Random, difficulty: str) -> Template:
     """Draw a template and fill it."""
-    (people, pname, pgroup, pnumber), (things, tname, tgroup, tnumber) = domain.people, domain.things
+    (people, pname, pgroup, pnumber), (things, tname, tgroup, tnumber) = (
+        domain.people,
+        domain.things,
+    )
     links, amount, year = domain.links
-    filled: dict[str, object] = {"P": people, "T": things, "L": links, "amount": amount, "year_": f"{links}.{year}"}
+    filled: dict[str, object] = {
+        "P": people,
+        "T": things,
+        "L": links,
+        "amount": amount,
+        "year_": f"{links}.{year}",
+    }
     filled |= {
         "pname": pname,
         "pgroup": pgroup,
@@ -208,7 +243,15 @@ def _ask(domain: Domain, rows: dict[str, list[Row]], draw: Random, difficulty: s
         "tgroup": tgroup,
         "tnumber": tnumber,
     }
-    filled |= {"town": draw.choice(_TOWNS), "group": draw.choice(domain.groups), "person": draw.choice(rows[people])[1]}
-    filled |= {"number": draw.randrange(40, 360), "year": draw.randrange(2018, 2024), "total": draw.randrange(60, 240)}
+    filled |= {
+        "town": draw.choice(_TOWNS),
+        "group": draw.choice(domain.groups),
+        "person": draw.choice(rows[people])[1],
+    }
+    filled |= {
+        "number": draw.randrange(40, 360),
+        "year": draw.randrange(2018, 2024),
+        "total": draw.randrange(60, 240),
+    }
     question, gold = draw.choice(TEMPLATES[difficulty])
     return question.format(**filled), gold.format(**filled)

@@ -24,12 +24,18 @@ class AgentGymCrafting(Crafting):
             return self._craft(match[2], match[3])
         if match := _GET.match(command):
             return self._get(int(match[1]), match[2])
-        return self._list_inventory() if command.startswith("inventory") else f"Could not execute {command}"
+        return (
+            self._list_inventory()
+            if command.startswith("inventory")
+            else f"Could not execute {command}"
+        )
 
     def _list_inventory(self) -> str:
         if not self.inventory:
             return "Inventory: You are not carrying anything."
-        return "Inventory: " + "".join(f"[{item}] ({count}) " for item, count in self.inventory.items())
+        return "Inventory: " + "".join(
+            f"[{item}] ({count}) " for item, count in self.inventory.items()
+        )
 
     def _get(self, count: int, item: str) -> str:
         if item not in self.book.base_items:
@@ -48,7 +54,10 @@ class AgentGymCrafting(Crafting):
             paid[counted[2]] = int(counted[1])
         if any(self.inventory.get(name, 0) < count for name, count in paid.items()):
             return f"Could not find enough items to craft {_identifier(item)}"
-        recipe = next((recipe for recipe in self.book.recipes_of.get(item, ()) if self._pays(paid, recipe)), None)
+        recipe = next(
+            (recipe for recipe in self.book.recipes_of.get(item, ()) if self._pays(paid, recipe)),
+            None,
+        )
         if recipe is None or repeated:
             return f"Could not find a valid recipe for {_identifier(item)}"
         for name, count in paid.items():

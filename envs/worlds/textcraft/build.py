@@ -21,7 +21,13 @@ def freeze(book: RecipeBook) -> str:
     """Return the task list of a book as JSON, one task per line."""
     test = _test_tasks(book.depths)
     lines = [
-        json.dumps({"task_id": make_task_id(item), "depth": depth, "split": "test" if item in test else "train"})
+        json.dumps(
+            {
+                "task_id": make_task_id(item),
+                "depth": depth,
+                "split": "test" if item in test else "train",
+            }
+        )
         for item, depth in sorted(book.depths.items())
     ]
     head = f'"package": {json.dumps(PACKAGE)},\n"recipes_sha256": {json.dumps(book.digest)},\n'
@@ -32,7 +38,9 @@ def _test_tasks(depths: Mapping[str, int]) -> frozenset[str]:
     """Return, for each depth, the items with the lowest hashes. A hash does not depend on a random generator."""
     drawn = sorted(depths, key=lambda item: sha256(make_task_id(item).encode()).digest())
     return frozenset(
-        item for depth, count in TEST_TASKS.items() for item in [i for i in drawn if depths[i] == depth][:count]
+        item
+        for depth, count in TEST_TASKS.items()
+        for item in [i for i in drawn if depths[i] == depth][:count]
     )
 
 

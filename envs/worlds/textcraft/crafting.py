@@ -16,7 +16,11 @@ from horizonrl.envs.worlds.textcraft.recipes import Recipe, RecipeBook
 
 COMMANDS = (
     Command("get", "get {count} {item}", "find a base item, one that no recipe makes"),
-    Command("craft", "craft {count} {item} using {ingredients}", "follow one recipe once; ingredients as in it"),
+    Command(
+        "craft",
+        "craft {count} {item} using {ingredients}",
+        "follow one recipe once; ingredients as in it",
+    ),
     Command("inventory", "inventory", "list what you carry"),
 )
 
@@ -48,7 +52,9 @@ class Crafting:
     @property
     def state(self) -> str:
         """What the agent holds, in the order of names: nothing else of the world ever changes."""
-        return " ".join(f"{item}={count}" for item, count in sorted(self._inventory.items()) if count)
+        return " ".join(
+            f"{item}={count}" for item, count in sorted(self._inventory.items()) if count
+        )
 
     def follow(self, command: str) -> str:
         """Follow a command and return what the agent sees."""
@@ -66,7 +72,9 @@ class Crafting:
     def _list_inventory(self) -> str:
         if not self._inventory:
             return "Inventory: You are not carrying anything."
-        return "Inventory: " + " ".join(f"[{item}] ({count})" for item, count in self._inventory.items())
+        return "Inventory: " + " ".join(
+            f"[{item}] ({count})" for item, count in self._inventory.items()
+        )
 
     def _get(self, count: int, item: str) -> str:
         if item in self.book.members:
@@ -87,11 +95,17 @@ class Crafting:
         for part in ingredients.split(","):
             counted = _COUNTED.fullmatch(part.strip())
             if counted is None:
-                return f"Could not craft {item}: {_clip(part.strip())!r} is not an amount and an item."
+                return (
+                    f"Could not craft {item}: {_clip(part.strip())!r} is not an amount and an item."
+                )
             if counted[2] in self.book.members:
-                return f"Could not craft {item} using {counted[2]}: {self._name_a_member(counted[2])}"
+                return (
+                    f"Could not craft {item} using {counted[2]}: {self._name_a_member(counted[2])}"
+                )
             paid[counted[2]] = paid.get(counted[2], 0) + int(counted[1])
-        recipe = next((recipe for recipe in self.book.recipes_of[item] if self._pays(paid, recipe)), None)
+        recipe = next(
+            (recipe for recipe in self.book.recipes_of[item] if self._pays(paid, recipe)), None
+        )
         if recipe is None:
             return f"Could not find a valid recipe for {item}: items and amounts must be exactly those of a recipe."
         for name, count in paid.items():
@@ -107,7 +121,11 @@ class Crafting:
         """Return whether the items are exactly a recipe's ingredients, with one kind of item for each."""
         remaining = dict(paid)
         for ingredient in recipe.ingredients:
-            fitting = (i for i in self.book.items_for(ingredient.name) if remaining.get(i) == ingredient.count)
+            fitting = (
+                i
+                for i in self.book.items_for(ingredient.name)
+                if remaining.get(i) == ingredient.count
+            )
             if (item := next(fitting, None)) is None:
                 return False
             del remaining[item]

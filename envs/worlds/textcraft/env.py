@@ -59,10 +59,14 @@ class TextCraft:
         """Begin a task with an empty inventory."""
         goal = parse_goal(task_id)
         if goal not in self._book.recipes_of or task_id != make_task_id(goal):
-            raise ConfigError(f"textcraft has no task {task_id!r}: a task is a craftable item, such as 'oak_planks'")
+            raise ConfigError(
+                f"textcraft has no task {task_id!r}: a task is a craftable item, such as 'oak_planks'"
+            )
         text = first_observation(self._book, goal, self._distractors, (self._style, self._format))
         text = whole(text, task_id, self._max_chars)
-        self._world = (AgentGymCrafting if self._style == "agentgym" else Crafting)(self._book, goal)
+        self._world = (AgentGymCrafting if self._style == "agentgym" else Crafting)(
+            self._book, goal
+        )
         return Observation(text)
 
     async def step(self, text: str) -> Step:
@@ -80,14 +84,18 @@ class TextCraft:
     def _follow(self, action: str | Unreadable) -> Step:
         world = self._current()
         if world.crafted:
-            raise EnvironmentFailure(f"the episode of {world.goal!r} is over: reset before the next step")
+            raise EnvironmentFailure(
+                f"the episode of {world.goal!r} is over: reset before the next step"
+            )
         match action:
             case Unreadable(reason):
                 observation = reason
             case str(command):
                 observation = world.follow(command)
         done = world.crafted
-        return Step(clip(observation, self._max_chars), reward=float(done), terminated=done, success=done)
+        return Step(
+            clip(observation, self._max_chars), reward=float(done), terminated=done, success=done
+        )
 
     def state(self) -> str:
         """Return what the agent holds."""

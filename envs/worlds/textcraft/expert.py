@@ -46,9 +46,15 @@ class TextCraftExpert:
         """Return the reply that takes the first action of a shortest plan from here."""
         plan = shortest_plan(self._world.book, self._world.goal, self._world.inventory)
         for item, count in plan.gets.items():
-            return write_reply(f"get {count} {item}", f"I need {count} {item}.", self._format, COMMANDS)
+            return write_reply(
+                f"get {count} {item}", f"I need {count} {item}.", self._format, COMMANDS
+            )
         recipe, command = plan.crafts[0]
-        thought = "I have all I need." if recipe.item == self._world.goal else f"I need {recipe.item} first."
+        thought = (
+            "I have all I need."
+            if recipe.item == self._world.goal
+            else f"I need {recipe.item} first."
+        )
         return write_reply(command, thought, self._format, COMMANDS)
 
 
@@ -110,7 +116,9 @@ class _Draft:
             self._plan.gets[item] = self._plan.gets.get(item, 0) + short
             return
         recipe = self._recipe(item)
-        paid = [(ingredient.count, self._member(ingredient.name)) for ingredient in recipe.ingredients]
+        paid = [
+            (ingredient.count, self._member(ingredient.name)) for ingredient in recipe.ingredients
+        ]
         uses = -(-short // recipe.count)
         for ingredient_count, name in paid:
             self._supply(name, uses * ingredient_count)

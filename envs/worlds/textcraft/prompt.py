@@ -28,7 +28,9 @@ Where a recipe says planks or wool, name the kind that you use, such as oak plan
 _COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: command"}
 
 
-def first_observation(book: RecipeBook, goal: str, distractors: int, form: tuple[Style, ActionFormat]) -> str:
+def first_observation(
+    book: RecipeBook, goal: str, distractors: int, form: tuple[Style, ActionFormat]
+) -> str:
     """Return the rules, the shuffled recipes and, last, the goal.
 
     The full style lists every recipe by which the goal can be reached, as the original does; the compact one only
@@ -56,7 +58,9 @@ def first_observation(book: RecipeBook, goal: str, distractors: int, form: tuple
 def _tags(book: RecipeBook, recipes: tuple[Recipe, ...]) -> list[str]:
     """Return a line for each tag among the ingredients, with the member that these recipes make."""
     made = {recipe.item for recipe in recipes}
-    names = dict.fromkeys(ingredient.name for recipe in recipes for ingredient in recipe.ingredients)
+    names = dict.fromkeys(
+        ingredient.name for recipe in recipes for ingredient in recipe.ingredients
+    )
     return [
         f"For {name} use one kind, such as {item}."
         for name in names
@@ -68,7 +72,10 @@ def _tags(book: RecipeBook, recipes: tuple[Recipe, ...]) -> list[str]:
 def _distractors(book: RecipeBook, listed: list[Recipe], count: int, draw: Random) -> list[Recipe]:
     """Draw recipes that are not listed: first among those that use a listed ingredient, then among all."""
     related = dict.fromkeys(
-        use for recipe in listed for ingredient in recipe.ingredients for use in book.uses_of[ingredient.name]
+        use
+        for recipe in listed
+        for ingredient in recipe.ingredients
+        for use in book.uses_of[ingredient.name]
     )
     near = [recipe for recipe in related if recipe not in listed]
     drawn = draw.sample(near, min(count, len(near)))

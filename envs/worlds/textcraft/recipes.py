@@ -77,7 +77,8 @@ class RecipeBook:
                 return min(depth(item) for item in self.members[name])
             if name not in depths:
                 depths[name] = 1 + min(
-                    max(depth(ingredient.name) for ingredient in recipe.ingredients) for recipe in self.recipes_of[name]
+                    max(depth(ingredient.name) for ingredient in recipe.ingredients)
+                    for recipe in self.recipes_of[name]
                 )
             return depths[name]
 
@@ -87,7 +88,9 @@ class RecipeBook:
     def digest(self) -> str:
         """The sha256 of the recipes as they are written to the agent, tags included."""
         tags = [f"{tag}: {', '.join(items)}" for tag, items in sorted(self.members.items())]
-        return sha256("\n".join([*map(str, self.recipes), *tags, *sorted(self.base_items)]).encode()).hexdigest()
+        return sha256(
+            "\n".join([*map(str, self.recipes), *tags, *sorted(self.base_items)]).encode()
+        ).hexdigest()
 
     def items_for(self, ingredient: str) -> tuple[str, ...]:
         """Return the items that satisfy an ingredient: a tag's members, or the item itself."""
@@ -101,7 +104,9 @@ class RecipeBook:
             for recipe in self.recipes_of.get(names.pop(), ()):
                 if recipe not in needed:
                     needed[recipe] = None
-                    names.extend(item for i in recipe.ingredients for item in self.items_for(i.name))
+                    names.extend(
+                        item for i in recipe.ingredients for item in self.items_for(i.name)
+                    )
         return tuple(needed)
 
 
@@ -126,15 +131,21 @@ def find_recipes() -> Path:
 def read_book(folder: Path) -> RecipeBook:
     """Read a folder of Minecraft recipe files into a book; the order of the directory does not matter."""
     files = sorted(folder.glob("*.json"), key=lambda file: file.name)
-    written = [entry for file in files if (entry := _read(json.loads(file.read_text(encoding="utf-8"))))]
+    written = [
+        entry for file in files if (entry := _read(json.loads(file.read_text(encoding="utf-8"))))
+    ]
     kept = list(_without_cycles(written))
     recipes = tuple(dict.fromkeys(entry.recipe for entry in kept))
     craftable = {recipe.item for recipe in recipes}
     tags = {tag for entry in written for tag in entry.tags}
     # A later file's group wins, as in the original: dyed beds are of `dyed bed`, not of `bed`.
-    group_of = {entry.recipe.item: entry.group for entry in written if not _unpacks_a_block(entry.recipe)}
+    group_of = {
+        entry.recipe.item: entry.group for entry in written if not _unpacks_a_block(entry.recipe)
+    }
     members = {
-        tag: items for tag in sorted(tags) if (items := tuple(sorted(i for i in craftable if group_of[i] == tag)))
+        tag: items
+        for tag in sorted(tags)
+        if (items := tuple(sorted(i for i in craftable if group_of[i] == tag)))
     }
     names = {entry.recipe.item for entry in written}
     names |= {ingredient.name for entry in written for ingredient in entry.recipe.ingredients}
@@ -174,7 +185,9 @@ def _without_cycles(written: list[_Written]) -> Iterator[_Written]:
         recipe, names = entry.recipe, {ingredient.name for ingredient in entry.recipe.ingredients}
         if _unpacks_a_block(recipe) or any(recipe.item in made_of.get(name, ()) for name in names):
             continue
-        made_of.setdefault(recipe.item, set()).update(names, *(made_of.get(name, ()) for name in names))
+        made_of.setdefault(recipe.item, set()).update(
+            names, *(made_of.get(name, ()) for name in names)
+        )
         yield entry
 
 

@@ -18,7 +18,9 @@ TASKS_FILE = "tasks.json"
 @cache
 def load_tasks() -> tuple[TaskSpec, ...]:
     """Return every task, sorted by id."""
-    return tuple(TaskSpec(t["task_id"], t["split"], f"depth{t['depth']}") for t in _frozen()["tasks"])
+    return tuple(
+        TaskSpec(t["task_id"], t["split"], f"depth{t['depth']}") for t in _frozen()["tasks"]
+    )
 
 
 @cache

@@ -22,7 +22,9 @@ _SURNAMES = words("Abel Brook Crane Dahl Evers Frost Gold Hale Iver Jansen Kern 
 _CITIES = words("Albar Brenna Corvo Dunst Elmora Farrow Gavle Hestia Ivrea Joss")
 _DATES = tuple(f"2024-05-{day:02d}" for day in range(1, 8))
 _TITLES = tuple(
-    f"{first} {second}" for first in words("Silent Crimson Hollow Last") for second in words("Harbour Orchard Mirror")
+    f"{first} {second}"
+    for first in words("Silent Crimson Hollow Last")
+    for second in words("Harbour Orchard Mirror")
 )
 
 
@@ -46,24 +48,33 @@ def _weather(category: str, draw: Random) -> Problem:
     field = draw.choice(("temperature", "wind"))
     if category == "here":
         calls = (call("where_am_i"), call("weather", city=city, date=date))
-        return Problem(f"What is the {field} where I am, today?", store, calls, store[f"{city} {date}"][field])
+        return Problem(
+            f"What is the {field} where I am, today?", store, calls, store[f"{city} {date}"][field]
+        )
     if category == "change":
         first, last = sorted(draw.sample(_DATES, 2))
         calls = tuple(call("weather", city=city, date=date) for date in (first, last))
-        rise = int(store[f"{city} {last}"]["temperature"]) - int(store[f"{city} {first}"]["temperature"])
+        rise = int(store[f"{city} {last}"]["temperature"]) - int(
+            store[f"{city} {first}"]["temperature"]
+        )
         goal = f"By how many degrees did the temperature in {city} rise from {first} to {last}? A fall is below 0."
         return Problem(goal, store, calls, str(rise))
     start = draw.randrange(5)
     dates = _DATES[start : start + 3]
     warmest = max(dates, key=lambda date: int(store[f"{city} {date}"]["temperature"]))
     calls = tuple(call("weather", city=city, date=date) for date in dates)
-    return Problem(f"Which of the days {listed(dates)} was the warmest in {city}?", store, calls, warmest)
+    return Problem(
+        f"Which of the days {listed(dates)} was the warmest in {city}?", store, calls, warmest
+    )
 
 
 WEATHER = Domain(
     (
         Tool(
-            "where_am_i", (), "the city where the user is, and today's date", lambda store: format_fields(store["here"])
+            "where_am_i",
+            (),
+            "the city where the user is, and today's date",
+            lambda store: format_fields(store["here"]),
         ),
         Tool(
             "weather",
@@ -83,11 +94,17 @@ WEATHER = Domain(
 
 def _todo(category: str, draw: Random) -> Problem:
     jobs = [
-        f"{verb} the {thing}" for verb in words("clean fix paint sell") for thing in words("bike fence lamp roof sofa")
+        f"{verb} the {thing}"
+        for verb in words("clean fix paint sell")
+        for thing in words("bike fence lamp roof sofa")
     ]
     projects = draw.sample(words("home office garden travel school"), 3)
     store = {
-        job: {"project": draw.choice(projects), "due": draw.choice(_DATES), "status": draw.choice(("open", "done"))}
+        job: {
+            "project": draw.choice(projects),
+            "due": draw.choice(_DATES),
+            "status": draw.choice(("open", "done")),
+        }
         for job in draw.sample(jobs, 8)
     }
     job, project, date = draw.choice(list(store)), draw.choice(projects), draw.choice(_DATES)
@@ -95,26 +112,44 @@ def _todo(category: str, draw: Random) -> Problem:
     tasks = call("list_tasks", project=project)
     if category == "count":
         count = sum(row["project"] == project and row["status"] == "open" for row in store.values())
-        return Problem(f"How many tasks of the project {project} are open?", store, (tasks,), str(count))
+        return Problem(
+            f"How many tasks of the project {project} are open?", store, (tasks,), str(count)
+        )
     if category == "complete":
         for row in (store[job], *draw.sample(list(store.values()), 2)):
             row["status"] = "open"
-        mine = [name for name, row in store.items() if row["project"] == project and row["status"] == "open"]
+        mine = [
+            name
+            for name, row in store.items()
+            if row["project"] == project and row["status"] == "open"
+        ]
         done = tuple(call("complete_task", name=name) for name in mine)
         return Problem(f"Complete every open task of the project {project}.", store, (tasks, *done))
     if category == "postpone":
         store[job]["due"], later = _DATES[0], draw.choice(_DATES[1:])
-        mine = [name for name, row in store.items() if row["project"] == project and row["due"] == _DATES[0]]
+        mine = [
+            name
+            for name, row in store.items()
+            if row["project"] == project and row["due"] == _DATES[0]
+        ]
         moved = tuple(call("set_due", name=name, date=later) for name in mine)
         goal = f"Set the due date of all tasks of the project {project} that are due on {_DATES[0]} to {later}."
         return Problem(goal, store, (tasks, *moved))
     new = draw.choice([job for job in jobs if job not in store])
     goal = f"Add the task {new!r} to the project {project}, due on {date}, and delete the task {job!r}."
-    return Problem(goal, store, (call("add_task", name=new, project=project, date=date), call("delete_task", name=job)))
+    return Problem(
+        goal,
+        store,
+        (call("add_task", name=new, project=project, date=date), call("delete_task", name=job)),
+    )
 
 
 def _tasks(store: Store, project: str) -> str:
-    mine = [f"{name} ({row['status']}, due {row['due']})" for name, row in store.items() if row["project"] == project]
+    mine = [
+        f"{name} ({row['status']}, due {row['due']})"
+        for name, row in store.items()
+        if row["project"] == project
+    ]
     return listed(mine)
 
 
@@ -147,7 +182,10 @@ TODO = Domain(
         Tool("list_tasks", ("project",), "the tasks of a project", _tasks),
         Tool("add_task", ("name", "project", "date"), "add an open task with a due date", _add),
         Tool(
-            "complete_task", ("name",), "mark a task as done", lambda store, name: _set(store, name, "status", "done")
+            "complete_task",
+            ("name",),
+            "mark a task as done",
+            lambda store, name: _set(store, name, "status", "done"),
         ),
         Tool(
             "set_due",
@@ -170,20 +208,37 @@ def _sheet(category: str, draw: Random) -> Problem:
     goods = draw.sample(words("apples bread cheese dates eggs flour grapes honey"), 5)
     store: Store = {"1": {"A": "item", "B": "price", "C": "amount", "D": ""}}
     for number, good in enumerate(goods, 2):
-        store[str(number)] = {"A": good, "B": str(draw.randrange(1, 30)), "C": str(draw.randrange(1, 20)), "D": ""}
+        store[str(number)] = {
+            "A": good,
+            "B": str(draw.randrange(1, 30)),
+            "C": str(draw.randrange(1, 20)),
+            "D": "",
+        }
     look, number = call("read_sheet"), draw.randrange(2, 7)
     if category == "total":
         column, name = draw.choice((("B", "prices"), ("C", "amounts")))
         total = sum(int(store[str(number)][column]) for number in range(2, 7))
-        return Problem(f"Write the sum of the {name} into cell D1.", store, (look, _write("D1", total)))
+        return Problem(
+            f"Write the sum of the {name} into cell D1.", store, (look, _write("D1", total))
+        )
     if category == "product":
         chosen = sorted(draw.sample(range(2, 7), 3))
-        products = {number: int(store[str(number)]["B"]) * int(store[str(number)]["C"]) for number in chosen}
-        goal = f"Write price times amount into column D, in the rows {listed(map(str, chosen))} only."
-        return Problem(goal, store, (look, *(_write(f"D{number}", product) for number, product in products.items())))
+        products = {
+            number: int(store[str(number)]["B"]) * int(store[str(number)]["C"]) for number in chosen
+        }
+        goal = (
+            f"Write price times amount into column D, in the rows {listed(map(str, chosen))} only."
+        )
+        return Problem(
+            goal,
+            store,
+            (look, *(_write(f"D{number}", product) for number, product in products.items())),
+        )
     row, more = store[str(number)], draw.randrange(2, 10)
     goal = f"Raise the price of {row['A']} by {more}, and set its amount to 0."
-    return Problem(goal, store, (look, _write(f"B{number}", int(row["B"]) + more), _write(f"C{number}", 0)))
+    return Problem(
+        goal, store, (look, _write(f"B{number}", int(row["B"]) + more), _write(f"C{number}", 0))
+    )
 
 
 def _write(cell: str, value: int) -> Call:
@@ -229,7 +284,10 @@ SHEET = Domain(
 def _movie(category: str, draw: Random) -> Problem:
     people, titles = _people(draw, 6), draw.sample(_TITLES, 6)
     ratings = draw.sample(range(40, 99), 6)
-    store: Store = {name: {"born": str(draw.randrange(1900, 1990)), "country": draw.choice(_CITIES)} for name in people}
+    store: Store = {
+        name: {"born": str(draw.randrange(1900, 1990)), "country": draw.choice(_CITIES)}
+        for name in people
+    }
     for title, rating in zip(titles, ratings, strict=True):
         director, star = draw.sample(people, 2)
         store[title] = {
@@ -246,15 +304,28 @@ def _movie(category: str, draw: Random) -> Problem:
     role = draw.choice(("director", "star"))
     person = store[one][role]
     calls = (call("film", title=one), call("person", name=person))
-    field = {"born": "In which year was the {} of {} born?", "origin": "From which country is the {} of {}?"}[category]
+    field = {
+        "born": "In which year was the {} of {} born?",
+        "origin": "From which country is the {} of {}?",
+    }[category]
     answer = store[person]["born" if category == "born" else "country"]
     return Problem(field.format(role, one), store, calls, answer)
 
 
 MOVIE = Domain(
     (
-        Tool("film", ("title",), "a film's director, star, year and rating", lambda store, title: show(store, title)),
-        Tool("person", ("name",), "when and where somebody was born", lambda store, name: show(store, name)),
+        Tool(
+            "film",
+            ("title",),
+            "a film's director, star, year and rating",
+            lambda store, title: show(store, title),
+        ),
+        Tool(
+            "person",
+            ("name",),
+            "when and where somebody was born",
+            lambda store, name: show(store, name),
+        ),
     ),
     ("rating", "born", "origin"),
     _movie,
@@ -272,20 +343,34 @@ def _academia(category: str, draw: Random) -> Problem:
     store: Store = {name: {"institute": f"Institute of {draw.choice(_CITIES)}"} for name in people}
     for title, cited in zip(draw.sample(topics, 6), draw.sample(range(5, 900), 6), strict=True):
         first, second = draw.sample(people, 2)
-        store[title] = {"first author": first, "second author": second, "year": str(draw.randrange(1990, 2024))}
+        store[title] = {
+            "first author": first,
+            "second author": second,
+            "year": str(draw.randrange(1990, 2024)),
+        }
         store[title]["citations"] = str(cited)
     papers = [name for name, row in store.items() if "citations" in row]
     paper = draw.choice(papers)
     if category == "institute":
         author = store[paper]["first author"]
         calls = (call("paper", title=paper), call("author", name=author))
-        return Problem(f"Where does the first author of {paper!r} work?", store, calls, store[author]["institute"])
+        return Problem(
+            f"Where does the first author of {paper!r} work?",
+            store,
+            calls,
+            store[author]["institute"],
+        )
     author = store[paper]["first author"]
     mine = [title for title in papers if author in store[title].values()]
     reads = tuple(call("paper", title=title) for title in mine)
     if category == "cited":
         most = max(mine, key=lambda title: int(store[title]["citations"]))
-        return Problem(f"Which paper of {author} is cited most?", store, (call("papers_of", name=author), *reads), most)
+        return Problem(
+            f"Which paper of {author} is cited most?",
+            store,
+            (call("papers_of", name=author), *reads),
+            most,
+        )
     total = sum(int(store[title]["citations"]) for title in mine)
     goal = f"How many citations do the papers of {author} have in all?"
     return Problem(goal, store, (call("papers_of", name=author), *reads), str(total))
@@ -298,7 +383,12 @@ def _list_papers(store: Store, name: str) -> str:
 
 ACADEMIA = Domain(
     (
-        Tool("paper", ("title",), "a paper's authors, year and citations", lambda store, title: show(store, title)),
+        Tool(
+            "paper",
+            ("title",),
+            "a paper's authors, year and citations",
+            lambda store, title: show(store, title),
+        ),
         Tool("author", ("name",), "where somebody works", lambda store, name: show(store, name)),
         Tool("papers_of", ("name",), "the titles of somebody's papers", _list_papers),
     ),

@@ -48,16 +48,22 @@ class Errand:
         match = _CALL.fullmatch(action.strip())
         arguments = _arguments(match[2]) if match else None
         if match is None or arguments is None:
-            return refuse_move('Write a tool and its arguments as JSON, such as finish {"answer": "12"}.')
+            return refuse_move(
+                'Write a tool and its arguments as JSON, such as finish {"answer": "12"}.'
+            )
         if match[1].lower() == "check_valid_actions":
             return refuse_move(f"You can use following valid actions: {self._list_tools()}")
         if match[1].lower() == "finish":
             return self._finish(arguments.get("answer", ""))
         tool = self._tools.get(match[1].lower())
         if tool is None:
-            return refuse_move(f"There is no tool {clip(match[1])!r}. There are: {', '.join(self._tools)}, finish.")
+            return refuse_move(
+                f"There is no tool {clip(match[1])!r}. There are: {', '.join(self._tools)}, finish."
+            )
         if set(arguments) != set(tool.arguments):
-            return refuse_move(f"The arguments of {tool.name} are: {', '.join(tool.arguments) or 'none'}.")
+            return refuse_move(
+                f"The arguments of {tool.name} are: {', '.join(tool.arguments) or 'none'}."
+            )
         try:
             observation = tool.run(self._store, **arguments)
         except ToolError as error:
@@ -67,11 +73,18 @@ class Errand:
 
     def _list_tools(self) -> str:
         return ", ".join(
-            [*(f"{tool.name}({', '.join(tool.arguments)})" for tool in self._tools.values()), "finish(answer)"]
+            [
+                *(f"{tool.name}({', '.join(tool.arguments)})" for tool in self._tools.values()),
+                "finish(answer)",
+            ]
         )
 
     def _finish(self, answer: str) -> Step:
-        right = _plain(answer) == _plain(self._problem.answer) if self._problem.answer else self._store == self._wanted
+        right = (
+            _plain(answer) == _plain(self._problem.answer)
+            if self._problem.answer
+            else self._store == self._wanted
+        )
         reward = self._pay(1.0 if right else self._share())
         return Step("Right." if right else "Wrong.", reward=reward, terminated=True, success=right)
 
@@ -80,7 +93,9 @@ class Errand:
         if self._problem.answer:
             reached = [wanted in self._made for wanted in self._problem.calls]
         else:
-            reached = [self._store.get(key, {}).get(field) == value for key, field, value in self._changes]
+            reached = [
+                self._store.get(key, {}).get(field) == value for key, field, value in self._changes
+            ]
         return sum(reached) / (len(reached) + 1)
 
     def _pay(self, share: float) -> float:
@@ -93,7 +108,9 @@ class Errand:
         """Make the calls that are not made yet, then finish."""
         for wanted in self._problem.calls:
             if wanted not in self._made:
-                return Move(f"{wanted.tool} {json.dumps(wanted.arguments)}", f"I need {wanted.tool}.")
+                return Move(
+                    f"{wanted.tool} {json.dumps(wanted.arguments)}", f"I need {wanted.tool}."
+                )
         answer = self._problem.answer or "done"
         return Move(f"finish {json.dumps({'answer': answer})}", "That is all.")
 
@@ -120,7 +137,11 @@ class ToolEnvironment(GameEnvironment[Errand]):
 
     @validate_call
     def __init__(
-        self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 4_096
+        self,
+        *,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = 4_096,
     ) -> None:
         super().__init__(format, style, max_observation_chars)
 
@@ -138,7 +159,9 @@ class ToolEnvironment(GameEnvironment[Errand]):
         action = super().called(call)
         if isinstance(action, Unreadable):
             return action
-        return bound_length(f"{call.name} {json.dumps(json.loads(call.arguments or '{}'), ensure_ascii=False)}")
+        return bound_length(
+            f"{call.name} {json.dumps(json.loads(call.arguments or '{}'), ensure_ascii=False)}"
+        )
 
     def begin(self, task_id: str) -> tuple[str, Errand]:
         """Return the goal."""
@@ -194,7 +217,11 @@ def _arguments(text: str | None) -> dict[str, str] | None:
 def _changes(before: Store, after: Store) -> list[tuple[str, str, str | None]]:
     """Return (key, field, value) of every field that differs. The value is None if the row is gone."""
     keys = dict.fromkeys([*before, *after])
-    fields = [(key, field) for key in keys for field in dict.fromkeys([*before.get(key, {}), *after.get(key, {})])]
+    fields = [
+        (key, field)
+        for key in keys
+        for field in dict.fromkeys([*before.get(key, {}), *after.get(key, {})])
+    ]
     return [
         (key, field, after.get(key, {}).get(field))
         for key, field in fields

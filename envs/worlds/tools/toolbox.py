@@ -10,7 +10,11 @@ Store = dict[str, dict[str, str]]
 """Rows of fields, by key."""
 
 
-FINISH = Command("finish", 'finish {"answer": "{answer}"}', "end with the answer, or with 'done' if none is asked for")
+FINISH = Command(
+    "finish",
+    'finish {"answer": "{answer}"}',
+    "end with the answer, or with 'done' if none is asked for",
+)
 
 
 class ToolError(Exception):

@@ -7,7 +7,9 @@ from horizonrl.envs.formats import Command
 
 COMMANDS = (
     Command("click", "click [{id}]", "click an element"),
-    Command("type", "type [{id}] [{text}] [{press_enter_after}]", "fill a textbox; 1: and press Enter"),
+    Command(
+        "type", "type [{id}] [{text}] [{press_enter_after}]", "fill a textbox; 1: and press Enter"
+    ),
     Command("hover", "hover [{id}]", "point at an element"),
     Command("press", "press [{key}]", "press a key, such as Enter"),
     Command("scroll", "scroll [{direction}]", "scroll the page, down or up"),
@@ -24,7 +26,9 @@ _TYPE_WITHOUT_ENTER = re.compile(r"type \[[^]]*\] \[[^]]*\]")
 _UNANSWERED = ("stop", "stop []")
 
 
-def read_command(action: str, commands: Sequence[Command] = COMMANDS) -> tuple[str, dict[str, str]] | None:
+def read_command(
+    action: str, commands: Sequence[Command] = COMMANDS
+) -> tuple[str, dict[str, str]] | None:
     """Return a command's name and arguments; None when no command has these words.
 
     As in WebArena `type` presses Enter unless told not to, and three backticks around an action do not matter.
@@ -39,7 +43,11 @@ def read_command(action: str, commands: Sequence[Command] = COMMANDS) -> tuple[s
     if command is None or bool(bracket) != bool(command.arguments):
         return None
     # Split rather than matched: a pattern of three arguments takes cubic time for a text of brackets.
-    values = rest.removesuffix("]").split("] [", len(command.arguments) - 1) if rest.endswith("]") else []
+    values = (
+        rest.removesuffix("]").split("] [", len(command.arguments) - 1)
+        if rest.endswith("]")
+        else []
+    )
     if not all(values) or len(values) != len(command.arguments):
         return None
     return name, dict(zip(command.arguments, values, strict=True))

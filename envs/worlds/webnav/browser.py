@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urljoin, urlsplit
 
-from horizonrl.envs.worlds.webnav.page import VIEWPORT_LINES, Element, Node, Page, Style, nodes, render, text
+from horizonrl.envs.worlds.webnav.page import (
+    VIEWPORT_LINES,
+    Element,
+    Node,
+    Page,
+    Style,
+    nodes,
+    render,
+    text,
+)
 
 HOME = "http://home/"
 MAX_TABS = 8
@@ -105,7 +114,9 @@ class Browser:
         if node.element.role != "textbox":
             raise Refused(f"Element [{node.number}] is a {node.element.role}, not a textbox.")
         if len(words) > MAX_TEXT_CHARS or enter not in ("0", "1"):
-            raise Refused(f"A text has at most {MAX_TEXT_CHARS} characters; the last argument is 0 or 1.")
+            raise Refused(
+                f"A text has at most {MAX_TEXT_CHARS} characters; the last argument is 0 or 1."
+            )
         self.tab.values[node.element.name] = words
         self.tab.focus = node.element
         if enter == "1":
@@ -161,7 +172,9 @@ class Browser:
         elif name == "tab_focus" and number in map(str, range(len(self._tabs))):
             self._current = int(number)
         else:
-            raise Refused(f"There are {len(self._tabs)} tabs; the most is {MAX_TABS}, the least is 1.")
+            raise Refused(
+                f"There are {len(self._tabs)} tabs; the most is {MAX_TABS}, the least is 1."
+            )
 
 
 def _address(written: str) -> str:

@@ -21,16 +21,27 @@ class Forum(Site):
             case ["f", name] if posts := self.world.forums.get(name):
                 lines: list[Element] = []
                 for index, entry in reversed([*enumerate(posts, 1)]):
-                    lines += [link(entry.title, f"/f/{name}/{index}"), text(f"by {entry.author}, {entry.votes} votes")]
+                    lines += [
+                        link(entry.title, f"/f/{name}/{index}"),
+                        text(f"by {entry.author}, {entry.votes} votes"),
+                    ]
                 return name, [link("New Post", f"/f/{name}/new"), *lines]
             case ["f", name, "new"] if name in self.world.forums:
-                return f"New post in {name}", [textbox("Title"), button("Create Post", f"/f/{name}/new")]
+                return f"New post in {name}", [
+                    textbox("Title"),
+                    button("Create Post", f"/f/{name}/new"),
+                ]
             case ["f", name, number] if post := numbered(self.world.forums.get(name, ()), number):
                 path_of = f"/f/{name}/{number}"
                 vote = [] if post.voted else [button("Upvote", f"{path_of}/vote")]
                 comments = [text(f"{author}: {words}") for author, words in post.comments]
                 reply = [textbox("Comment"), button("Reply", f"{path_of}/reply")]
-                return post.title, [text(f"by {post.author}, {post.votes} votes"), *vote, *comments, *reply]
+                return post.title, [
+                    text(f"by {post.author}, {post.votes} votes"),
+                    *vote,
+                    *comments,
+                    *reply,
+                ]
         return None
 
     def post(self, path: list[str], fields: dict[str, str]) -> tuple[str, str] | None:
@@ -45,7 +56,9 @@ class Forum(Site):
                     post.votes, post.voted = post.votes + 1, True
                 return f"/f/{name}/{number}", ""
             case ["f", name, number, "reply"]:
-                self.world.forums[name][int(number) - 1].comments.append((ME, fields["Comment"].strip()))
+                self.world.forums[name][int(number) - 1].comments.append(
+                    (ME, fields["Comment"].strip())
+                )
                 return f"/f/{name}/{number}", ""
         return None
 
@@ -84,23 +97,36 @@ class Code(Site):
         match path:
             case []:
                 star = [] if repo.starred else [button("Star", f"/{name}/star")]
-                links = [link(page, f"/{name}/{page.lower()}") for page in ("Issues", "Contributors")]
+                links = [
+                    link(page, f"/{name}/{page.lower()}") for page in ("Issues", "Contributors")
+                ]
                 return name, [text(f"{repo.stars} stars"), *star, *links]
             case ["contributors"]:
-                return f"Contributors of {name}", [text(f"{who}: {n} commits") for who, n in repo.commits.items()]
+                return f"Contributors of {name}", [
+                    text(f"{who}: {n} commits") for who, n in repo.commits.items()
+                ]
             case ["issues"]:
                 lines: list[Element] = []
                 for index, entry in reversed([*enumerate(repo.issues, 1)]):
-                    lines += [link(entry.title, f"/{name}/issues/{index}"), text(f"{_state(entry)}, {entry.label}")]
+                    lines += [
+                        link(entry.title, f"/{name}/issues/{index}"),
+                        text(f"{_state(entry)}, {entry.label}"),
+                    ]
                 return f"Issues of {name}", [link("New Issue", f"/{name}/issues/new"), *lines]
             case ["issues", "new"]:
                 form = [textbox("Title"), combobox("Label", LABELS, LABELS[0])]
-                return f"New issue in {name}", [*form, button("Create Issue", f"/{name}/issues/new")]
+                return f"New issue in {name}", [
+                    *form,
+                    button("Create Issue", f"/{name}/issues/new"),
+                ]
             case ["issues", number] if issue := numbered(repo.issues, number):
                 path_of = f"/{name}/issues/{number}"
                 facts = text(f"{_state(issue)}, {issue.label}, by {issue.author}")
                 close = [button("Close Issue", f"{path_of}/close")] if issue.open else []
-                assign = [combobox("Assignee", tuple(repo.commits), issue.assignee), button("Save", path_of)]
+                assign = [
+                    combobox("Assignee", tuple(repo.commits), issue.assignee),
+                    button("Save", path_of),
+                ]
                 return issue.title, [facts, *close, *assign]
         return None
 

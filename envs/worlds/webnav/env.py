@@ -69,7 +69,9 @@ class WebNav:
     ) -> None:
         self._to_agentgym = style == "agentgym"
         self._style: Style = "full" if style == "agentgym" else style
-        self.version = f"{WebNav.version}-{self._style}"  # A style's worlds and answers are its own.
+        self.version = (
+            f"{WebNav.version}-{self._style}"  # A style's worlds and answers are its own.
+        )
         self._format: ActionFormat = format
         self._max_chars = max_observation_chars
         self._episode: _Episode | None = None
@@ -98,7 +100,9 @@ class WebNav:
             case str(action):
                 command = read_command(action)
         if command is None:
-            answer = f"There is no such action. The actions are: {', '.join(c.words for c in COMMANDS)}."
+            answer = (
+                f"There is no such action. The actions are: {', '.join(c.words for c in COMMANDS)}."
+            )
             return Step(clip(answer, self._max_chars), 0.0, terminated=False)
         name, arguments = command
         if name == "stop":
@@ -124,12 +128,17 @@ class WebNav:
         # The whole web is compared, so that a right answer does not pay for damage elsewhere.
         unchanged = drawn.world == drawn.wanted
         success = answered and unchanged
-        judged: dict[str, str | int | float | bool] = {"answer_is_right": answered, "sites_are_right": unchanged}
+        judged: dict[str, str | int | float | bool] = {
+            "answer_is_right": answered,
+            "sites_are_right": unchanged,
+        }
         return Step("Stopped.", float(success), terminated=True, success=success, info=judged)
 
     def _current(self) -> _Episode:
         if self._episode is None:
-            raise EnvironmentFailure("no episode has begun or it is over: reset before step and expert")
+            raise EnvironmentFailure(
+                "no episode has begun or it is over: reset before step and expert"
+            )
         return self._episode
 
     def _show_page(self, episode: _Episode, action: str) -> str:
@@ -144,9 +153,16 @@ class WebNav:
         intent, page = episode.drawn.task.intent, episode.browser.observe()
         reply = explain(self._format, COMMANDS)
         if self._style == "full":
-            actions = "\n".join(f"{c.words.replace('{', '').replace('}', '')}: {c.meaning}" for c in COMMANDS)
-            return _FULL.format(me=ME, actions=actions, home=HOME, reply=reply, intent=intent, page=page)
+            actions = "\n".join(
+                f"{c.words.replace('{', '').replace('}', '')}: {c.meaning}" for c in COMMANDS
+            )
+            return _FULL.format(
+                me=ME, actions=actions, home=HOME, reply=reply, intent=intent, page=page
+            )
         sites = f"goto [{HOME}] lists the sites." if episode.drawn.start == HOME else ""
         return "\n".join(
-            filter(None, (_COMPACT, sites, _COMPACT_REPLY.get(self._format, reply), f"Task: {intent}", page))
+            filter(
+                None,
+                (_COMPACT, sites, _COMPACT_REPLY.get(self._format, reply), f"Task: {intent}", page),
+            )
         )

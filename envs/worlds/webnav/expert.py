@@ -9,7 +9,10 @@ from horizonrl.envs.worlds.webnav.actions import COMMANDS
 from horizonrl.envs.worlds.webnav.browser import HOME
 from horizonrl.envs.worlds.webnav.task import Click, Home, Task, Type
 
-_NODE = re.compile(r"^\t*\[(\d+)\] (link|button|menuitem|textbox) '(.*?)'(?: required: False)?(?: value: .*)?$", re.M)
+_NODE = re.compile(
+    r"^\t*\[(\d+)\] (link|button|menuitem|textbox) '(.*?)'(?: required: False)?(?: value: .*)?$",
+    re.M,
+)
 _MORE = re.compile(r"^\(\d+ lines below: scroll \[down\]\)$", re.M)
 SCROLL = "scroll [down]"
 
@@ -38,7 +41,11 @@ class WebExpert:
                 return f"goto [{HOME}]", "I need another site."
             case Click(name):
                 number = _find(observation, name, textbox=False)
-                return (f"click [{number}]", f"I click {name}.") if number else self._scroll(observation, name)
+                return (
+                    (f"click [{number}]", f"I click {name}.")
+                    if number
+                    else self._scroll(observation, name)
+                )
             case Type(name, words, enter):
                 number = _find(observation, name, textbox=True)
                 action = f"type [{number}] [{words}] [{int(enter)}]"
@@ -46,7 +53,9 @@ class WebExpert:
 
     def _scroll(self, observation: str, name: str) -> tuple[str, str]:
         if not _MORE.search(observation):
-            raise EnvironmentFailure(f"the expert finds no {name!r} on the page: let it play from the task's begin")
+            raise EnvironmentFailure(
+                f"the expert finds no {name!r} on the page: let it play from the task's begin"
+            )
         return SCROLL, f"I look for {name}."
 
 

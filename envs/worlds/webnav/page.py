@@ -61,7 +61,11 @@ class Page:
 
     def fields(self) -> dict[str, str]:
         """Return what the fields hold when the page is opened."""
-        return {element.name: element.value for element in self.elements if element.role in ("textbox", "combobox")}
+        return {
+            element.name: element.value
+            for element in self.elements
+            if element.role in ("textbox", "combobox")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,9 @@ def render(page: Page, style: Style, values: Mapping[str, str], top: int) -> str
     """Return the visible part of a page that is scrolled down by `top` lines."""
     shown = VIEWPORT_LINES[style]
     every = list(nodes(page, style))
-    lines = [node.line(style, values.get(node.element.name, "")) for node in every[top : top + shown]]
+    lines = [
+        node.line(style, values.get(node.element.name, "")) for node in every[top : top + shown]
+    ]
     if style == "full":
         lines = [f"[1] RootWebArea '{page.title}' focused: True", *(f"\t{line}" for line in lines)]
     if top:

@@ -21,20 +21,30 @@ class Map(Site):
         match path:
             case ["search"]:
                 words = query.get("q", "").lower()
-                return "Search results", _links([place for place in places.values() if words in place.name.lower()])
+                return "Search results", _links(
+                    [place for place in places.values() if words in place.name.lower()]
+                )
             case ["kind", kind] if matches := self.world.of_kind(kind):
                 return f"{kind}s", _links(matches)
             case ["saved"]:
                 return "Saved Places", _links([places[slug(name)] for name in self.world.saved])
             case ["place", key] if place := places.get(key):
                 facts = [text(place.address), text(f"Open 9:00 to {place.closes}")]
-                uses = [button("Save Place", f"/place/{key}/save"), link("Nearby", f"/place/{key}/nearby")]
+                uses = [
+                    button("Save Place", f"/place/{key}/save"),
+                    link("Nearby", f"/place/{key}/nearby"),
+                ]
                 return place.name, [*facts, *uses]
             case ["place", key, "nearby"] if place := places.get(key):
                 return f"Near {place.name}", self._nearby(place)
             case ["directions"]:
                 mode = combobox("Mode", tuple(MODES), "walk")
-                return "Directions", [textbox("From"), textbox("To"), mode, button("Go", "/directions")]
+                return "Directions", [
+                    textbox("From"),
+                    textbox("To"),
+                    mode,
+                    button("Go", "/directions"),
+                ]
             case ["route"]:
                 return "Route", self._route(query)
         return None
@@ -49,16 +59,23 @@ class Map(Site):
                 return f"/place/{key}", "The place is saved."
             case ["directions"]:
                 start, end = fields["From"], fields["To"]
-                return query("/route", start=slug(start.strip()), end=slug(end.strip()), mode=fields["Mode"]), ""
+                return query(
+                    "/route", start=slug(start.strip()), end=slug(end.strip()), mode=fields["Mode"]
+                ), ""
         return None
 
     def _nearby(self, place: Place) -> Sequence[Element]:
         """List the ten nearest places with their distances."""
-        others = sorted((place.blocks_to(other), other.name) for other in self.world.places.values())
+        others = sorted(
+            (place.blocks_to(other), other.name) for other in self.world.places.values()
+        )
         return [
             element
             for blocks, name in others[1:11]
-            for element in (link(name, f"/place/{slug(name)}"), text(f"{blocks * METRES_A_BLOCK} m"))
+            for element in (
+                link(name, f"/place/{slug(name)}"),
+                text(f"{blocks * METRES_A_BLOCK} m"),
+            )
         ]
 
     def _route(self, query: dict[str, str]) -> Sequence[Element]:

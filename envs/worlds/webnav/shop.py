@@ -5,7 +5,16 @@ from collections.abc import Iterator, Sequence
 
 from horizonrl.envs.worlds.webnav.page import Element, button, combobox, link, text, textbox
 from horizonrl.envs.worlds.webnav.sites import Body, Site, make_list, query
-from horizonrl.envs.worlds.webnav.world import GROUPS, ME, STATUSES, Order, Product, Review, money, slug
+from horizonrl.envs.worlds.webnav.world import (
+    GROUPS,
+    ME,
+    STATUSES,
+    Order,
+    Product,
+    Review,
+    money,
+    slug,
+)
 
 _PRICE = re.compile(r"\$?([0-9]{1,5})(?:\.([0-9]{2}))?")
 _COUNT = re.compile(r"[0-9]{1,6}")
@@ -22,7 +31,12 @@ class Shop(Site):
 
     def nav(self) -> Sequence[Element]:
         categories = dict.fromkeys(product.category for product in self.world.products.values())
-        pages = {"My Orders": "/orders", "Cart": "/cart", "Wish List": "/wishes", "Account": "/account"}
+        pages = {
+            "My Orders": "/orders",
+            "Cart": "/cart",
+            "Wish List": "/wishes",
+            "Account": "/account",
+        }
         links = [link(name, path) for name, path in pages.items()]
         shelves = [link(category, f"/category/{slug(category)}") for category in categories]
         return [textbox("Search"), button("Search", "/search"), *shelves, *links]
@@ -32,7 +46,11 @@ class Shop(Site):
         match path:
             case ["search"]:
                 words = query.get("q", "").lower().split()
-                hits = [p for p in world.products.values() if all(word in p.name.lower() for word in words)]
+                hits = [
+                    p
+                    for p in world.products.values()
+                    if all(word in p.name.lower() for word in words)
+                ]
                 return "Search results", make_list([*_products(hits)])
             case ["category", name] if products := world.in_category(name.title()):
                 return name.title(), [*_products(products)]
@@ -45,7 +63,11 @@ class Shop(Site):
             case ["orders"]:
                 return "My Orders", make_list([*_orders(world.list_orders(ME))])
             case ["orders", number] if (order := world.orders.get(number)) and order.customer == ME:
-                cancel = [button("Cancel Order", f"/orders/{number}/cancel")] if order.status == "pending" else []
+                cancel = (
+                    [button("Cancel Order", f"/orders/{number}/cancel")]
+                    if order.status == "pending"
+                    else []
+                )
                 return f"Order {number}", [*_order(order), *cancel]
         return self._mine(path)
 
@@ -84,20 +106,37 @@ class Shop(Site):
     def _product(self, product: Product) -> Sequence[Element]:
         path = f"/product/{slug(product.name)}"
         uses = [button("Add to Cart", f"{path}/cart"), button("Add to Wish List", f"{path}/wish")]
-        reviews = [text(f"{r.author}, {r.stars} of 5: {r.title}") for r in self.world.list_reviews(product)]
-        return [text(money(product.price_cents)), *uses, link("Write a Review", f"{path}/review"), *reviews]
+        reviews = [
+            text(f"{r.author}, {r.stars} of 5: {r.title}") for r in self.world.list_reviews(product)
+        ]
+        return [
+            text(money(product.price_cents)),
+            *uses,
+            link("Write a Review", f"{path}/review"),
+            *reviews,
+        ]
 
     def _mine(self, path: list[str]) -> Body | None:
         """Return a page of what the customer keeps."""
         match path:
             case ["cart"]:
                 return "Cart", make_list(
-                    [e for name, n in self.world.cart.items() for e in _kept("cart", name, f" x {n}")]
+                    [
+                        e
+                        for name, n in self.world.cart.items()
+                        for e in _kept("cart", name, f" x {n}")
+                    ]
                 )
             case ["wishes"]:
-                return "Wish List", make_list([e for name in self.world.wishes for e in _kept("wishes", name, "")])
+                return "Wish List", make_list(
+                    [e for name in self.world.wishes for e in _kept("wishes", name, "")]
+                )
             case ["account"]:
-                return "Account", [text(ME), textbox("Phone", self.world.phone), button("Save", "/account")]
+                return "Account", [
+                    text(ME),
+                    textbox("Phone", self.world.phone),
+                    button("Save", "/account"),
+                ]
         return None
 
 
@@ -105,7 +144,12 @@ class Admin(Site):
     host, title = "admin", "Shop Admin"
 
     def nav(self) -> Sequence[Element]:
-        pages = {"Orders": "/orders", "Products": "/products", "Customers": "/customers", "Reviews": "/reviews"}
+        pages = {
+            "Orders": "/orders",
+            "Products": "/products",
+            "Customers": "/customers",
+            "Reviews": "/reviews",
+        }
         return [link(name, path) for name, path in pages.items()]
 
     def get(self, path: list[str], query: dict[str, str]) -> Body | None:
@@ -114,28 +158,57 @@ class Admin(Site):
             case ["orders"]:
                 status = query.get("status")
                 hits = [order for order in world.orders.values() if status in (None, order.status)]
-                filters = [] if status else [combobox("Status", STATUSES, ""), button("Filter", "/orders")]
+                filters = (
+                    []
+                    if status
+                    else [combobox("Status", STATUSES, ""), button("Filter", "/orders")]
+                )
                 return "Orders", [*filters, *make_list([*_orders(hits)])]
             case ["orders", number] if order := world.orders.get(number):
                 status_field = combobox("Status", STATUSES, order.status)
-                return f"Order {number}", [*_order(order), status_field, button("Save", f"/orders/{number}")]
+                return f"Order {number}", [
+                    *_order(order),
+                    status_field,
+                    button("Save", f"/orders/{number}"),
+                ]
             case ["products"]:
                 return "Products", [*_products(list(world.products.values()))]
             case ["product", key] if product := world.products.get(key):
-                fields = [textbox("Price", money(product.price_cents)), textbox("Stock", str(product.stock))]
+                fields = [
+                    textbox("Price", money(product.price_cents)),
+                    textbox("Stock", str(product.stock)),
+                ]
                 return product.name, [*fields, button("Save", f"/product/{key}")]
             case ["customers"]:
-                return "Customers", [link(name.name, f"/customer/{key}") for key, name in world.customers.items()]
+                return "Customers", [
+                    link(name.name, f"/customer/{key}") for key, name in world.customers.items()
+                ]
             case ["customer", key] if customer := world.customers.get(key):
                 group = combobox("Group", GROUPS, customer.group)
                 orders = _orders(world.list_orders(customer.name))
-                return customer.name, [text(customer.email), group, button("Save", f"/customer/{key}"), *orders]
+                return customer.name, [
+                    text(customer.email),
+                    group,
+                    button("Save", f"/customer/{key}"),
+                    *orders,
+                ]
             case ["reviews"]:
-                waiting = [(number, review) for number, review in world.reviews.items() if not review.approved]
-                return "Pending Reviews", make_list([link(_title(r), f"/review/{number}") for number, r in waiting])
+                waiting = [
+                    (number, review)
+                    for number, review in world.reviews.items()
+                    if not review.approved
+                ]
+                return "Pending Reviews", make_list(
+                    [link(_title(r), f"/review/{number}") for number, r in waiting]
+                )
             case ["review", number] if review := world.reviews.get(number):
-                uses = [button(name, f"/review/{number}/{slug(name)}") for name in ("Approve", "Delete")]
-                return _title(review), [text(f"{review.author}, {review.stars} of 5: {review.title}"), *uses]
+                uses = [
+                    button(name, f"/review/{number}/{slug(name)}") for name in ("Approve", "Delete")
+                ]
+                return _title(review), [
+                    text(f"{review.author}, {review.stars} of 5: {review.title}"),
+                    *uses,
+                ]
         return None
 
     def post(self, path: list[str], fields: dict[str, str]) -> tuple[str, str] | None:
@@ -148,7 +221,10 @@ class Admin(Site):
             case ["product", key]:
                 cents, stock = read_cents(fields["Price"]), fields["Stock"].strip()
                 if cents is None or not _COUNT.fullmatch(stock):
-                    return f"/product/{key}", "Not saved: write a price such as 12.50 and a stock such as 7."
+                    return (
+                        f"/product/{key}",
+                        "Not saved: write a price such as 12.50 and a stock such as 7.",
+                    )
                 world.products[key].price_cents, world.products[key].stock = cents, int(stock)
             case ["customer", key]:
                 world.customers[key].group = fields["Group"]
@@ -177,7 +253,11 @@ def _orders(orders: Sequence[Order]) -> Iterator[Element]:
 
 def _order(order: Order) -> Sequence[Element]:
     lines = [text(f"{count} x {name}, {money(cents)} each") for name, count, cents in order.lines]
-    return [text(f"{order.customer}, {order.day}, {order.status}"), *lines, text(f"Total: {money(order.total_cents)}")]
+    return [
+        text(f"{order.customer}, {order.day}, {order.status}"),
+        *lines,
+        text(f"Total: {money(order.total_cents)}"),
+    ]
 
 
 def _kept(page: str, name: str, more: str) -> Sequence[Element]:

@@ -44,7 +44,11 @@ class SiteWeb:
     def get(self, url: str) -> Page:
         host, path, query = _split(url)
         if url.rstrip("/") == HOME.rstrip("/"):
-            return Page(HOME, "Home", tuple(link(site.title, f"http://{site.host}/") for site in self._sites.values()))
+            return Page(
+                HOME,
+                "Home",
+                tuple(link(site.title, f"http://{site.host}/") for site in self._sites.values()),
+            )
         site = self._sites.get(host)
         if site and not path:
             return Page(url, site.title, tuple(site.nav()))
@@ -61,7 +65,9 @@ class SiteWeb:
 
 def query(path: str, **values: str) -> str:
     """Return a path with a query."""
-    return f"{path}?" + "&".join(f"{name}={quote(value, errors='replace')}" for name, value in values.items())
+    return f"{path}?" + "&".join(
+        f"{name}={quote(value, errors='replace')}" for name, value in values.items()
+    )
 
 
 def make_list(elements: Sequence[Element]) -> Sequence[Element]:
@@ -71,4 +77,8 @@ def make_list(elements: Sequence[Element]) -> Sequence[Element]:
 
 def _split(url: str) -> tuple[str, list[str], dict[str, str]]:
     parts = urlsplit(url)
-    return parts.netloc, [part for part in parts.path.split("/") if part], dict(parse_qsl(parts.query))
+    return (
+        parts.netloc,
+        [part for part in parts.path.split("/") if part],
+        dict(parse_qsl(parts.query)),
+    )

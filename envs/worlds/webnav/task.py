@@ -52,7 +52,9 @@ class Answer:
             case "must_include":
                 return len(plain) <= len(value) + _SPARE_CHARS and self._named(plain) == {value}
             case "number":
-                numbers = dict.fromkeys(float(number) for number in _NUMBER.findall(answer.replace(",", "")))
+                numbers = dict.fromkeys(
+                    float(number) for number in _NUMBER.findall(answer.replace(",", ""))
+                )
                 return list(numbers) == [float(self.value)]
 
     def _named(self, plain: str) -> set[str]:

@@ -40,10 +40,16 @@ def load_tasks() -> tuple[TaskSpec, ...]:
     """Return every task, category by category. The tasks with the lowest hashes form the test split."""
     listed = []
     for category, sizes in TASKS.items():
-        names = [_spoken(template) for templates in TEMPLATES[category].values() for template in templates]
+        names = [
+            _spoken(template)
+            for templates in TEMPLATES[category].values()
+            for template in templates
+        ]
         ids = [f"{names[n % len(names)]}-{n // len(names)}" for n in range(sum(sizes.values()))]
         test = sorted(ids, key=lambda task_id: sha256(task_id.encode()).digest())[: sizes["test"]]
-        listed += [TaskSpec(task_id, "test" if task_id in test else "train", category) for task_id in ids]
+        listed += [
+            TaskSpec(task_id, "test" if task_id in test else "train", category) for task_id in ids
+        ]
     return tuple(listed)
 
 
@@ -66,7 +72,9 @@ def draw_task(task_id: str, style: Style) -> Drawn:
     Where a world has no task of the kind, or nothing is left to do in it, the next world is drawn.
     """
     if task_id not in _templates():
-        raise ConfigError(f"webnav has no task {task_id!r}: a task is one of its list, such as 'add-to-cart-0'")
+        raise ConfigError(
+            f"webnav has no task {task_id!r}: a task is one of its list, such as 'add-to-cart-0'"
+        )
     site, template = _templates()[task_id]
     for attempt in range(MAX_WORLDS):
         seed = f"{task_id}/{attempt}"

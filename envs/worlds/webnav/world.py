@@ -12,7 +12,23 @@ from random import Random
 ME = "Robin Vale"
 """Who is signed in on every site."""
 
-FIRST = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Iris", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga")
+FIRST = (
+    "Ada",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gia",
+    "Hugo",
+    "Iris",
+    "Jack",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Noah",
+    "Olga",
+)
 LAST = ("Park", "Stone", "Reed", "Cole", "Hart", "Wood", "Lane", "Ford", "Bell", "Cruz")
 KINDS_OF_PRODUCT = {
     "Kitchen": ("Kettle", "Pan", "Toaster", "Mug", "Bowl", "Knife", "Blender", "Tray"),
@@ -23,16 +39,51 @@ KINDS_OF_PRODUCT = {
 }
 MAKES = ("Red", "Blue", "Green", "Oak", "Steel", "Tiny", "Giant", "Smart", "Classic", "Royal")
 KINDS_OF_PLACE = ("Cafe", "Museum", "Hotel", "Park", "Library", "Bank")
-PLACE_NAMES = ("River", "Sunset", "Central", "Maple", "Harbor", "Corner", "Golden", "Lotus", "Union", "Castle")
+PLACE_NAMES = (
+    "River",
+    "Sunset",
+    "Central",
+    "Maple",
+    "Harbor",
+    "Corner",
+    "Golden",
+    "Lotus",
+    "Union",
+    "Castle",
+)
 CLOSING_TIMES = tuple(f"{hour}:00" for hour in range(15, 24))
 STREETS = ("Main Street", "High Street", "Mill Road", "Lake Avenue", "Church Lane", "Station Road")
 FORUMS = ("books", "cooking", "travel", "space")
-SUBJECTS = ("tea", "rain", "maps", "bread", "trains", "planets", "novels", "beaches", "spices", "comets")
-QUESTIONS = ("Who likes {}?", "Tell me about {}", "A question about {}", "My week with {}", "Why I love {}")
+SUBJECTS = (
+    "tea",
+    "rain",
+    "maps",
+    "bread",
+    "trains",
+    "planets",
+    "novels",
+    "beaches",
+    "spices",
+    "comets",
+)
+QUESTIONS = (
+    "Who likes {}?",
+    "Tell me about {}",
+    "A question about {}",
+    "My week with {}",
+    "Why I love {}",
+)
 REPOS = ("compass", "teapot", "lantern", "anvil")
 TROUBLES = ("crashes", "is slow", "looks wrong", "needs tests", "fails on Mondays", "loses data")
 PARTS = ("Login", "Search", "Export", "Menu", "Cache", "Upload", "Parser", "Logo")
-REMARKS = ("Great value", "Broke at once", "As described", "Would buy again", "Too small", "Lovely colour")
+REMARKS = (
+    "Great value",
+    "Broke at once",
+    "As described",
+    "Would buy again",
+    "Too small",
+    "Lovely colour",
+)
 
 STATUSES = ("pending", "shipped", "complete", "canceled")
 GROUPS = ("General", "Wholesale", "Retailer")
@@ -156,7 +207,11 @@ class World:
 
     def list_reviews(self, product: Product) -> list[Review]:
         """Return what the shop shows."""
-        return [review for review in self.reviews.values() if review.product == product.name and review.approved]
+        return [
+            review
+            for review in self.reviews.values()
+            if review.product == product.name and review.approved
+        ]
 
     def in_category(self, category: str) -> list[Product]:
         return [product for product in self.products.values() if product.category == category]
@@ -188,10 +243,16 @@ def build_world(seed: str, size: Size) -> World:
     return World(
         products=products,
         reviews={
-            str(number): review for number, review in enumerate(_reviews(draw, list(products.values()), people), 1)
+            str(number): review
+            for number, review in enumerate(_reviews(draw, list(products.values()), people), 1)
         },
-        orders={str(order.number): order for order in _orders(draw, size, list(products.values()), people)},
-        customers={slug(name): Customer(name, _email(draw, name), draw.choice(GROUPS)) for name in people},
+        orders={
+            str(order.number): order
+            for order in _orders(draw, size, list(products.values()), people)
+        },
+        customers={
+            slug(name): Customer(name, _email(draw, name), draw.choice(GROUPS)) for name in people
+        },
         places={slug(place.name): place for place in _places(draw, size.places)},
         forums={forum: _posts(draw, size.posts, people) for forum in FORUMS[: size.sections]},
         repos={name: _repo(draw, size.posts, people) for name in REPOS[: size.sections]},
@@ -220,20 +281,28 @@ def _reviews(draw: Random, products: Sequence[Product], people: Sequence[str]) -
     return [
         Review(product.name, author, stars, draw.choice(REMARKS), bool(index or number % 2))
         for number, product in enumerate(products)
-        for index, (author, stars) in enumerate(zip(draw.sample(people, 3), draw.sample(range(1, 6), 3), strict=True))
+        for index, (author, stars) in enumerate(
+            zip(draw.sample(people, 3), draw.sample(range(1, 6), 3), strict=True)
+        )
     ]
 
 
-def _orders(draw: Random, size: Size, products: Sequence[Product], people: Sequence[str]) -> Iterator[Order]:
+def _orders(
+    draw: Random, size: Size, products: Sequence[Product], people: Sequence[str]
+) -> Iterator[Order]:
     """Yield orders of which every other one is mine, newest last."""
     day = 0
     for number in range(size.orders):
         day += draw.randrange(1, 9)
         bought = draw.sample(products, draw.randrange(1, 3))
-        lines = tuple((product.name, draw.randrange(1, 4), product.price_cents) for product in bought)
+        lines = tuple(
+            (product.name, draw.randrange(1, 4), product.price_cents) for product in bought
+        )
         customer = draw.choice(people) if number % 2 else ME
         date = f"2024-{1 + day // 28:02d}-{1 + day % 28:02d}"
-        yield Order(1000 + number * 7 + draw.randrange(7), customer, date, draw.choice(STATUSES), lines)
+        yield Order(
+            1000 + number * 7 + draw.randrange(7), customer, date, draw.choice(STATUSES), lines
+        )
 
 
 def _places(draw: Random, count: int) -> Iterator[Place]:
@@ -247,10 +316,17 @@ def _places(draw: Random, count: int) -> Iterator[Place]:
 
 
 def _posts(draw: Random, count: int, people: Sequence[str]) -> list[Post]:
-    titles = draw.sample([question.format(subject) for question in QUESTIONS for subject in SUBJECTS], count)
+    titles = draw.sample(
+        [question.format(subject) for question in QUESTIONS for subject in SUBJECTS], count
+    )
     votes = draw.sample(range(1, 90), count)
     return [
-        Post(title, draw.choice(people), vote, [(author, draw.choice(REMARKS)) for author in draw.sample(people, 1)])
+        Post(
+            title,
+            draw.choice(people),
+            vote,
+            [(author, draw.choice(REMARKS)) for author in draw.sample(people, 1)],
+        )
         for title, vote in zip(titles, votes, strict=True)
     ]
 
@@ -259,5 +335,7 @@ def _repo(draw: Random, count: int, people: Sequence[str]) -> Repo:
     titles = draw.sample([f"{part} {trouble}" for part in PARTS for trouble in TROUBLES], count)
     members = draw.sample(people, 3)
     commits = dict(zip(members, draw.sample(range(3, 80), 3), strict=True))
-    issues = [Issue(t, draw.choice(people), draw.choice(LABELS), open=draw.random() < 0.8) for t in titles]
+    issues = [
+        Issue(t, draw.choice(people), draw.choice(LABELS), open=draw.random() < 0.8) for t in titles
+    ]
     return Repo(draw.randrange(2, 900), commits, issues)

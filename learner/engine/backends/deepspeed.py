@@ -51,10 +51,14 @@ class DeepSpeedBackend:
         self._partitions = Partitions(self._engine, self._stage, self.device)
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
-        return ScorerOutput(*self._engine(*asked))  # whatever kind of tuple DeepSpeed's hooks return
+        return ScorerOutput(
+            *self._engine(*asked)
+        )  # whatever kind of tuple DeepSpeed's hooks return
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss * self.ranks)  # DeepSpeed averages over ranks, the objective is a sum
+        self._engine.backward(
+            loss * self.ranks
+        )  # DeepSpeed averages over ranks, the objective is a sum
 
     def drop_gradients(self) -> bool:
         if self._stage > 1:  # half a backward pass leaves parts of gradients in DeepSpeed's buckets
@@ -88,7 +92,11 @@ class DeepSpeedBackend:
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return whole parameters: themselves, or copies at stage 3, where they are partitioned again right away."""
         with self._whole(parameters):
-            return [parameter.clone() for parameter in parameters] if self._stage == 3 else list(parameters)
+            return (
+                [parameter.clone() for parameter in parameters]
+                if self._stage == 3
+                else list(parameters)
+            )
 
     def write(self, parameter: Tensor, tensor: Tensor) -> None:
         with self._whole([parameter], writer=0):
@@ -124,9 +132,13 @@ class DeepSpeedBackend:
         for engine in (*self._held, self._engine):
             engine.destroy()
 
-    def _initialize(self, scorer: TokenScorer, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    def _initialize(
+        self, scorer: TokenScorer, optimizer: torch.optim.Optimizer | None = None
+    ) -> Any:
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
-            return self._deepspeed.initialize(model=scorer, optimizer=optimizer, config=self._config)[0]
+            return self._deepspeed.initialize(
+                model=scorer, optimizer=optimizer, config=self._config
+            )[0]
 
     def _partition(self, scorer: TokenScorer) -> None:
         """Take this rank's part of each parameter to its device, one after the other.
@@ -134,11 +146,15 @@ class DeepSpeedBackend:
         `initialize` would move the whole model there first, which has no room where stage 3 is needed. In host memory
         the model costs nothing either: it is mapped from its files (`load_language_model`).
         """
-        self._deepspeed.zero.Init(module=scorer, dtype=torch.bfloat16, config_dict_or_path=self._config)
+        self._deepspeed.zero.Init(
+            module=scorer, dtype=torch.bfloat16, config_dict_or_path=self._config
+        )
         for buffer in scorer.buffers():
             buffer.data = buffer.data.to(self.device)
 
-    def _whole(self, parameters: Sequence[Any], writer: int | None = None) -> AbstractContextManager[None]:
+    def _whole(
+        self, parameters: Sequence[Any], writer: int | None = None
+    ) -> AbstractContextManager[None]:
         """Give a context in which parameters are not partitioned, and what the rank `writer` writes to them stays."""
         if self._stage < 3:
             return nullcontext()
@@ -192,7 +208,9 @@ def _start_deepspeed(settings: EngineSettings) -> Any:
         ) from error
 
     deepspeed.logger.setLevel("ERROR")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's, every call
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module="torch.distributed"
+    )  # DeepSpeed's, every call
     # An earlier engine of this process may have joined: `close` leaves the group, since DeepSpeed cannot join twice.
     if not dist.is_initialized():
         _join_ranks("nccl" if on_gpu else "gloo", timedelta(seconds=settings.collective_timeout_s))

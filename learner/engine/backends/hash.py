@@ -41,7 +41,9 @@ class HashEngine:
 
     def train_step(self, batch: Batch, lr: float) -> StepStats:
         if batch.trained_tokens == 0:
-            raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
+            raise ValueError(
+                "a batch without trained tokens makes no step: settle its groups without training"
+            )
         # `!r` writes every bit of the rate, so that a schedule which is off by a rounding shows.
         trained = f"{self.weights} {batch.version} {batch.digest()} {lr!r}"
         self.weights = xxhash.xxh3_128_hexdigest(trained.encode())
@@ -83,7 +85,9 @@ class HashEngine:
     def load(self, directory: Path) -> dict[str, Any]:
         """Restore the hash and the state that was saved with it."""
         try:
-            self.weights, _, state = (directory / HASH_FILE).read_text(encoding="utf-8").partition("\n")
+            self.weights, _, state = (
+                (directory / HASH_FILE).read_text(encoding="utf-8").partition("\n")
+            )
         except OSError as error:
             raise CheckpointError(
                 f"no checkpoint of learner.backend = hash in {directory} ({error}): resume with the backend that the "

@@ -35,9 +35,14 @@ class TorchBackend:
         self.scorer = build_scorer(settings, self.device).to(self.device)
         self._max_grad_norm = settings.max_grad_norm
         self._groups = self.scorer.trained()
-        self._parameters = {name: parameter for group in self._groups for name, parameter in group.items()}
+        self._parameters = {
+            name: parameter for group in self._groups for name, parameter in group.items()
+        }
         # One flat master per group, as DeepSpeed has, so that AdamW is one kernel call per group.
-        self._flat = [torch.cat([p.detach().float().flatten() for p in group.values()]) for group in self._groups]
+        self._flat = [
+            torch.cat([p.detach().float().flatten() for p in group.values()])
+            for group in self._groups
+        ]
         groups = [{"params": [flat]} for flat in self._flat]
         self._adamw = PausingAdamW(groups, **settings.adamw)
         gradients = [torch.zeros_like(flat) for flat in self._flat]
@@ -51,7 +56,10 @@ class TorchBackend:
             take = partial(_take_gradient, self._gradients[name])
             parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
         self._state = {MASTER: self._by_name(self._flat)}
-        self._state |= {kind: self._by_name([self._adamw.state[flat][kind] for flat in self._flat]) for kind in MOMENTS}
+        self._state |= {
+            kind: self._by_name([self._adamw.state[flat][kind] for flat in self._flat])
+            for kind in MOMENTS
+        }
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
         output: ScorerOutput = self.scorer(*asked)
@@ -128,7 +136,9 @@ class TorchBackend:
         views: dict[str, Tensor] = {}
         for group, flat in zip(self._groups, flats, strict=True):
             pieces = torch.split(flat, [parameter.numel() for parameter in group.values()])
-            views |= {name: piece.view_as(group[name]) for name, piece in zip(group, pieces, strict=True)}
+            views |= {
+                name: piece.view_as(group[name]) for name, piece in zip(group, pieces, strict=True)
+            }
         return views
 
     def _norm(self, group: Iterable[str]) -> Tensor:

@@ -40,7 +40,9 @@ class Partitions:
         self._device = device
         self._whole_here = stage == 0 or dist.get_world_size() == 1
         self._groups: list[dict[str, Any]] = engine.module.trained()
-        self.parameters = {name: parameter for named in self._groups for name, parameter in named.items()}
+        self.parameters = {
+            name: parameter for named in self._groups for name, parameter in named.items()
+        }
         # Not by DeepSpeed's safe_get/set_full_*: they have nothing at stage 0 in bfloat16 and no moments before the
         # first step, and at stage 3 they fail where the ranks do not divide a parameter's size (ADR 9).
         locate = (_at_stage_0, _at_stage_1_or_2, _at_stage_1_or_2, _at_stage_3)[stage]
@@ -84,7 +86,9 @@ class Partitions:
             kind, name = whole_name.split(".", 1)
             part = self._parts[name]
             # Each rank cuts its part out of the whole tensor, so a checkpoint does not care how many ranks wrote it.
-            self._slice_state(part, kind).copy_(read(whole_name).view(-1)[part.start : part.start + part.length])
+            self._slice_state(part, kind).copy_(
+                read(whole_name).view(-1)[part.start : part.start + part.length]
+            )
         for named, taken in zip(self._groups, steps, strict=True):
             for master in {self._parts[name].master for name in named}:
                 self._adamw.state[master]["step"].fill_(taken)
@@ -96,7 +100,9 @@ class Partitions:
         # On the rank's device even where the optimizer is kept on the CPU: NCCL moves nothing else.
         whole = torch.zeros(prod(shape), device=self._device)
         whole[part.start : part.start + part.length] = held
-        dist.reduce(whole.view(torch.int32), dst=0)  # as integers: in floats −0.0 plus another rank's 0.0 is 0.0
+        dist.reduce(
+            whole.view(torch.int32), dst=0
+        )  # as integers: in floats −0.0 plus another rank's 0.0 is 0.0
         return whole.view(shape)
 
     def _slice_state(self, part: ParameterSlice, kind: str) -> Tensor:
@@ -106,7 +112,9 @@ class Partitions:
 
 
 def _at_stage_0(zero: Any, group: int, position: int, parameter: Any) -> ParameterSlice:
-    return ParameterSlice(zero.fp32_groups[group][position], offset=0, start=0, length=parameter.numel())
+    return ParameterSlice(
+        zero.fp32_groups[group][position], offset=0, start=0, length=parameter.numel()
+    )
 
 
 def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> ParameterSlice:
@@ -127,5 +135,8 @@ def _at_stage_3(zero: Any, _: int, __: int, parameter: Any) -> ParameterSlice:
     # The last ranks of a small parameter may hold padding alone: their slice is then empty, and starts at its end.
     start = min(dist.get_rank() * padded, parameter.ds_numel)
     return ParameterSlice(
-        zero.fp32_partitioned_groups_flat[group], offset, start, min(padded, parameter.ds_numel - start)
+        zero.fp32_partitioned_groups_flat[group],
+        offset,
+        start,
+        min(padded, parameter.ds_numel - start),
     )

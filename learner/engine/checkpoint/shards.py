@@ -21,7 +21,9 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "U8": "uint8"}
 _CODES = {getattr(torch, name): code for code, name in _DTYPES.items()}
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write contiguous CPU tensors as one safetensors file, from where they lie in memory.
 
     The same bytes as those of `safetensors.torch.save_file`, which copies all tensors first.
@@ -32,7 +34,11 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -100,7 +106,11 @@ class SharedShards:
     def read(self, name: str) -> Tensor:
         """Return a tensor on every rank; one at a time, so that no rank needs memory for more than it and its part."""
         shape, dtype = self.facts[name]
-        read = torch.empty(shape, dtype=getattr(torch, dtype)) if self.opened is None else self.opened.read(name)
+        read = (
+            torch.empty(shape, dtype=getattr(torch, dtype))
+            if self.opened is None
+            else self.opened.read(name)
+        )
         return self.broadcast(read)
 
 
@@ -131,9 +141,13 @@ def open_shards(directory: Path, files: Iterable[str]) -> Iterator[Shards]:
     """Open the files that `write_shards` wrote; raise CheckpointError if one is missing or cut short."""
     with ExitStack() as stack:
         try:
-            opened = [stack.enter_context(safe_open(directory / file, framework="pt")) for file in files]
+            opened = [
+                stack.enter_context(safe_open(directory / file, framework="pt")) for file in files
+            ]
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{directory} is damaged ({error}): resume from an earlier checkpoint") from error
+            raise CheckpointError(
+                f"{directory} is damaged ({error}): resume from an earlier checkpoint"
+            ) from error
         yield Shards({name: holder for holder in opened for name in holder.offset_keys()})
 
 
@@ -144,16 +158,24 @@ def read_engine_file(directory: Path) -> dict[str, Any]:
         steps = written["optimizer_steps"]
         return written | {
             "state": dict(written["state"]),
-            "optimizer_steps": [int(count) for count in (steps if isinstance(steps, list) else [steps])],
+            "optimizer_steps": [
+                int(count) for count in (steps if isinstance(steps, list) else [steps])
+            ],
             "files": list(written["files"]),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
+        raise CheckpointError(
+            f"no engine's checkpoint in {directory}: name a complete one ({error!r})"
+        ) from error
 
 
-def check_same_model(saved: Mapping[str, list[int]], shapes: Mapping[str, list[int]], directory: Path) -> None:
+def check_same_model(
+    saved: Mapping[str, list[int]], shapes: Mapping[str, list[int]], directory: Path
+) -> None:
     """Raise CheckpointMismatch, with the first difference, if the shapes of the tensors are not those saved."""
-    differing = [name for name in sorted(saved.keys() | shapes.keys()) if saved.get(name) != shapes.get(name)]
+    differing = [
+        name for name in sorted(saved.keys() | shapes.keys()) if saved.get(name) != shapes.get(name)
+    ]
     if differing:
         name = differing[0]
         if all("critic." in other for other in differing):

@@ -56,13 +56,17 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
     """
     weights_file = weights / WEIGHTS_FILE if weights.is_dir() else weights
     if not weights_file.is_file():
-        raise CheckpointError(f"no weights at {weights_file}: name a complete checkpoint or a safetensors file")
+        raise CheckpointError(
+            f"no weights at {weights_file}: name a complete checkpoint or a safetensors file"
+        )
     with filling(out):
         for source in _model_files(model_dir):
             shutil.copyfile(source, out / source.name)
         config = model_config(model_dir)
         if (converted := _in_bfloat16(config)) != config:
-            (out / "config.json").write_text(json.dumps(converted, indent=2) + "\n", encoding="utf-8")
+            (out / "config.json").write_text(
+                json.dumps(converted, indent=2) + "\n", encoding="utf-8"
+            )
         shutil.copyfile(weights_file, out / "model.safetensors")
         written = {**facts, "digest": digest_file(out / "model.safetensors")}
         (out / "README.md").write_text(card(written), encoding="utf-8")
@@ -72,7 +76,9 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
 
 def _in_bfloat16(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration that says of its weights what `write_weights_file` has made of them."""
-    kept = {key: value for key, value in config.items() if key not in (*_DTYPES, "quantization_config")}
+    kept = {
+        key: value for key, value in config.items() if key not in (*_DTYPES, "quantization_config")
+    }
     for name, part in config.items():
         if isinstance(part, dict) and any(key in part for key in _DTYPES):  # `text_config`
             kept[name] = _in_bfloat16(part)
@@ -81,7 +87,9 @@ def _in_bfloat16(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_files(model_dir: Path) -> list[Path]:
     if not (model_dir / "config.json").is_file():
-        raise CheckpointError(f"no config.json in {model_dir}: name the Hugging Face directory that the run began with")
+        raise CheckpointError(
+            f"no config.json in {model_dir}: name the Hugging Face directory that the run began with"
+        )
     excluded = {path for pattern in _NOT_COPIED for path in model_dir.glob(pattern)}
     files = {path for pattern in MODEL_FILES for path in model_dir.glob(pattern) if path.is_file()}
     return sorted(files - excluded)

@@ -34,7 +34,9 @@ WIDEST_HEAD = 256
 """Of flash attention on CUDA, which also takes multiples of 8 only."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+_GROUPED: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+)
 """torch 2.11 shares key heads without being asked; 2.12 wants to be asked."""
 
 
@@ -95,7 +97,12 @@ def register() -> None:
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **asked: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **asked: Any,
 ) -> tuple[Tensor, None]:
     """Return the attention of a flat sequence, 1 × T × H × E, in the form that transformers asks for.
 
@@ -106,14 +113,18 @@ def attend(
         raise UnsupportedAttention(f"{type(module).__name__} asks for {', '.join(named)}")
     # Episodes longer than a window or a chunk would see more than alone, which no short probe shows.
     if asked.get("sliding_window") is None and (unasked := _window(module)) is not None:
-        raise UnsupportedAttention(f"{type(module).__name__} sees {unasked} tokens, and says so in a mask alone")
+        raise UnsupportedAttention(
+            f"{type(module).__name__} sees {unasked} tokens, and says so in a mask alone"
+        )
     if attention_mask is not None:  # a layer's own (Doge): the model is called without any
         raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
     packed: PackedSegments | None = asked.get("segments")
     window: int | None = asked.get("sliding_window")
     if window is not None and window >= (packed.longest if packed else key.shape[2]):
         window = None
-    if packed is None:  # a model that is called outside the scorer, or that does not pass segments on
+    if (
+        packed is None
+    ):  # a model that is called outside the scorer, or that does not pass segments on
         if window is not None or query.shape[2] != key.shape[2]:
             raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
         return sdpa_attention_forward(module, query, key, value, None, **asked)
@@ -201,20 +212,35 @@ def _attend_by_segment(
     """Attend segment by segment with torch's own kernels; a prefix or a window costs a mask per segment."""
     outputs = []
     for segment in segments:
-        suffix, prefix = slice(segment.start, segment.end), slice(segment.prefix_start, segment.prefix_end)
-        keys, values = (torch.cat([kept[:, prefix], kept[:, suffix]], 1)[None] for kept in (k_GTE, v_GTE))
+        suffix, prefix = (
+            slice(segment.start, segment.end),
+            slice(segment.prefix_start, segment.prefix_end),
+        )
+        keys, values = (
+            torch.cat([kept[:, prefix], kept[:, suffix]], 1)[None] for kept in (k_GTE, v_GTE)
+        )
         queries = q_HTE[None, :, suffix]
         asking, asked = queries.shape[2], keys.shape[2]
         options: dict[str, Any] = {"is_causal": True}
         if window is not None or asking < asked:
             # A plain mask: `CausalBias` cannot be made under the dispatch mode of `memory.keep_products`.
-            seen = torch.ones(asking, asked, dtype=torch.bool, device=keys.device).tril_(asked - asking)
-            options = {"attn_mask": seen if window is None else seen.triu_(asked - asking - window + 1)}
-        outputs.append(scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True, **options)[0])
+            seen = torch.ones(asking, asked, dtype=torch.bool, device=keys.device).tril_(
+                asked - asking
+            )
+            options = {
+                "attn_mask": seen if window is None else seen.triu_(asked - asking - window + 1)
+            }
+        outputs.append(
+            scaled_dot_product_attention(
+                queries, keys, values, scale=scale, enable_gqa=True, **options
+            )[0]
+        )
     return torch.cat(outputs, 1)
 
 
-def _attend_on_cpu(q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, segments: tuple[Segment, ...], scale: float) -> Tensor:
+def _attend_on_cpu(
+    q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, segments: tuple[Segment, ...], scale: float
+) -> Tensor:
     output: Tensor = _PackedAttention.apply(q_HTE, k_GTE, v_GTE, segments, scale)  # type: ignore[no-untyped-call]
     return output
 
@@ -227,7 +253,12 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, segments: tuple[Segment, ...], scale: float
+        ctx: Any,
+        q_HTE: Tensor,
+        k_GTE: Tensor,
+        v_GTE: Tensor,
+        segments: tuple[Segment, ...],
+        scale: float,
     ) -> Tensor:
         q_HTE, k_GTE, v_GTE = q_HTE.contiguous(), k_GTE.contiguous(), v_GTE.contiguous()
         out_HTE = torch.empty_like(q_HTE)
@@ -259,7 +290,11 @@ class _PackedAttention(torch.autograd.Function):
         # Σ P dP of each query over all of its keys, which the softmax's gradient subtracts.
         drawn_HT = (grad_HTE * out_HTE).sum(-1)
         queries, keys, values = q_HTE.to(wide), k_GTE.to(wide), v_GTE.to(wide)
-        dq_HTE, dk_GTE, dv_GTE = torch.zeros_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
+        dq_HTE, dk_GTE, dv_GTE = (
+            torch.zeros_like(queries),
+            torch.zeros_like(keys),
+            torch.zeros_like(values),
+        )
 
         def rows(tensor: Tensor, at: slice) -> Tensor:
             """Fold the query heads that share a key head into its rows."""
@@ -275,7 +310,9 @@ class _PackedAttention(torch.autograd.Function):
                         k, v = keys[:, against], values[:, against]
                         p = torch.bmm(q, k.transpose(1, 2)).mul_(ctx.scale).sub_(lse).exp_()
                         if part.causal and against.stop > block.start + 1:
-                            p.view(groups, heads, block.stop - block.start, -1).tril_(block.start - against.start)
+                            p.view(groups, heads, block.stop - block.start, -1).tril_(
+                                block.start - against.start
+                            )
                         dv_GTE[:, against].baddbmm_(p.transpose(1, 2), grad)
                         ds = torch.bmm(grad, v.transpose(1, 2)).sub_(drawn).mul_(p).mul_(ctx.scale)
                         dk_GTE[:, against].baddbmm_(ds.transpose(1, 2), q)
@@ -304,7 +341,9 @@ def _parts(segments: tuple[Segment, ...]) -> list[_Part]:
     return parts + joined
 
 
-def _attend_plain(q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _attend_plain(
+    q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """Return attention and the logarithm of its normaliser, by torch's kernel for CPU."""
     heads = len(q_HTE) // len(k_GTE)
     if causal:

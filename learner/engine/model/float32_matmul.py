@@ -26,7 +26,9 @@ def widen_products() -> object:
     """Have torch multiply matrices of bfloat16 in float32 on the CPU, in this process and from now on."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel")
+        warnings.filterwarnings(
+            "ignore", message=r"(?s).*Overriding a previously registered kernel"
+        )
         for name in NAMES:
             product = _wide(torch.library.get_kernel(f"aten::{name}", "CPU"))
             library.impl(name, product, "CPU", with_keyset=True, allow_override=True)
@@ -35,10 +37,15 @@ def widen_products() -> object:
 
 def _wide(kernel: Any) -> Callable[..., Tensor]:
     def product(keys: Any, *arguments: Any, **named: Any) -> Tensor:
-        if not any(isinstance(argument, Tensor) and argument.dtype is torch.bfloat16 for argument in arguments):
+        if not any(
+            isinstance(argument, Tensor) and argument.dtype is torch.bfloat16
+            for argument in arguments
+        ):
             same: Tensor = kernel.call_boxed(keys, *arguments, **named)
             return same
-        widened = (argument.float() if isinstance(argument, Tensor) else argument for argument in arguments)
+        widened = (
+            argument.float() if isinstance(argument, Tensor) else argument for argument in arguments
+        )
         wide: Tensor = kernel.call_boxed(keys, *widened, **named)
         return wide.to(torch.bfloat16)
 

@@ -32,7 +32,9 @@ class ScoringHead(nn.Module):
     of calls must not depend on a rank's tokens.
     """
 
-    def __init__(self, linear: Any, dtype: torch.dtype | None, logit_scale: float, collisions: bool) -> None:
+    def __init__(
+        self, linear: Any, dtype: torch.dtype | None, logit_scale: float, collisions: bool
+    ) -> None:
         """`dtype` is the precision of the logits; None is that of the hidden states."""
         super().__init__()
         self.weight, self.bias = linear.weight, getattr(linear, "bias", None)
@@ -40,11 +42,20 @@ class ScoringHead(nn.Module):
         self._logit_scale = logit_scale
         self._collisions = collisions
 
-    def forward(self, hidden_ND: Tensor, ids_N: Tensor, temperatures_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, hidden_ND: Tensor, ids_N: Tensor, temperatures_N: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log softmax(logits / temperature) at `ids_N`, the entropies, and the collisions or 0."""
         # The family's factor goes into the temperature, so that no scaled copy of the logits is made.
         temperatures_N = temperatures_N / self._logit_scale
-        asked = (hidden_ND, self.weight, self.bias, ids_N, temperatures_N, self._dtype or hidden_ND.dtype)
+        asked = (
+            hidden_ND,
+            self.weight,
+            self.bias,
+            ids_N,
+            temperatures_N,
+            self._dtype or hidden_ND.dtype,
+        )
         scores: tuple[Tensor, Tensor, Tensor]
         scores = _Scores.apply(*asked, self._collisions and not torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         return scores
@@ -70,7 +81,9 @@ class _Scores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
         wide_N = temperatures_N.to(torch.promote_types(dtype, torch.float32))
-        logprobs_N, entropies_N, normalisers_N, collisions_N = (torch.zeros_like(wide_N) for _ in range(4))
+        logprobs_N, entropies_N, normalisers_N, collisions_N = (
+            torch.zeros_like(wide_N) for _ in range(4)
+        )
         ctx.chunks = _chunks(len(ids_N), weight)
         logits_CV = None
         for chunk in ctx.chunks:
@@ -82,7 +95,9 @@ class _Scores(torch.autograd.Function):
                 if squares:
                     collisions_N[rows] = collisions(logits_RV, temperatures_N[rows])
         # One number per row restores its softmax: the float32 probabilities are computed again instead of kept.
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, ids_N, wide_N, normalisers_N, entropies_N, logits_CV)
+        ctx.save_for_backward(
+            hidden_ND, weight_VD, bias_V, ids_N, wide_N, normalisers_N, entropies_N, logits_CV
+        )
         ctx.dtype = dtype
         ctx.mark_non_differentiable(collisions_N)
         # Without an entropy bonus the entropy's gradient stays None, which spares the backward pass its longer branch.
@@ -93,7 +108,16 @@ class _Scores(torch.autograd.Function):
     def backward(
         ctx: Any, gradient_N: Tensor | None, entropy_gradient_N: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, ids_N, temperatures_N, normalisers_N, entropies_N, logits_CV = ctx.saved_tensors
+        (
+            hidden_ND,
+            weight_VD,
+            bias_V,
+            ids_N,
+            temperatures_N,
+            normalisers_N,
+            entropies_N,
+            logits_CV,
+        ) = ctx.saved_tensors
         weight, bias = weight_VD.to(ctx.dtype), None if bias_V is None else bias_V.to(ctx.dtype)
         if gradient_N is None:
             gradient_N = torch.zeros_like(normalisers_N)
@@ -111,7 +135,9 @@ class _Scores(torch.autograd.Function):
                 scaled_RV = logits_RV.to(temperatures_N.dtype) / temperatures_N[rows, None]
                 logprobs_RV = scaled_RV.sub_(normalisers_N[rows, None])
                 bonuses_R = None if bonuses_N is None else bonuses_N[rows]
-                gradient_RV = _gradient(logprobs_RV, ids_N[rows], weights_N[rows], entropies_N[rows], bonuses_R)
+                gradient_RV = _gradient(
+                    logprobs_RV, ids_N[rows], weights_N[rows], entropies_N[rows], bonuses_R
+                )
                 logits_RV.copy_(gradient_RV)  # nothing asks for these logits again
             hidden_gradient_ND[chunk] = logits_CV.mm(weight)
             sums_VD.add_product(logits_CV, hidden_CD)
@@ -148,7 +174,9 @@ class _Sum:
     def add_rows(self, gradient_CV: Tensor) -> None:
         """Add the sum over the chunk's tokens."""
         if self._wanted:
-            total_V = gradient_CV.sum(0, dtype=torch.promote_types(gradient_CV.dtype, torch.float32))
+            total_V = gradient_CV.sum(
+                0, dtype=torch.promote_types(gradient_CV.dtype, torch.float32)
+            )
             self._sums = total_V if self._sums is None else self._sums.add_(total_V)
 
     def rounded(self, parameter: Tensor | None) -> Tensor | None:
@@ -168,7 +196,9 @@ def _add_product(sums_VD: Tensor, gradient_VC: Tensor, hidden_CD: Tensor) -> Non
 
 def _chunks(tokens: int, weight_VD: Tensor) -> list[slice]:
     """Return the rows of each chunk. The last one is full, because its logits are kept and computed only once."""
-    most = max(1, LOGITS_BYTES[weight_VD.device.type] // (len(weight_VD) * weight_VD.dtype.itemsize))
+    most = max(
+        1, LOGITS_BYTES[weight_VD.device.type] // (len(weight_VD) * weight_VD.dtype.itemsize)
+    )
     starts = range(tokens - most, 0, -most)
     bounds = [0, *reversed(starts), tokens]
     return [slice(start, end) for start, end in pairwise(bounds)]
@@ -183,7 +213,9 @@ def _rows(chunk: slice, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield slice(first, first + len(logits_RV)), logits_RV
 
 
-def _score(logits_RV: Tensor, ids_R: Tensor, temperatures_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _score(
+    logits_RV: Tensor, ids_R: Tensor, temperatures_R: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return log softmax(logits / temperature) at the ids, the entropies, and the logarithms of the normalisers."""
     shifted_RV = logits_RV.to(temperatures_R.dtype) / temperatures_R[:, None]
     largest_R1 = shifted_RV.amax(-1, keepdim=True)
@@ -196,7 +228,11 @@ def _score(logits_RV: Tensor, ids_R: Tensor, temperatures_R: Tensor) -> tuple[Te
 
 
 def _gradient(
-    logprobs_RV: Tensor, ids_R: Tensor, weights_R: Tensor, entropies_R: Tensor, bonuses_R: Tensor | None
+    logprobs_RV: Tensor,
+    ids_R: Tensor,
+    weights_R: Tensor,
+    entropies_R: Tensor,
+    bonuses_R: Tensor | None,
 ) -> Tensor:
     """Return the logits' gradient for weights of log p and bonuses of the entropy, in the place of `logprobs_RV`."""
     if bonuses_R is None:
@@ -204,7 +240,9 @@ def _gradient(
     else:  # ∂H/∂logit = −p (log p + H)
         # p log p of a token that is ruled out is 0 · −∞, which is NaN.
         logprobs_RV.clamp_(min=LOG_OF_ZERO)
-        raised_RV = (logprobs_RV + entropies_R[:, None]).mul_(bonuses_R[:, None]).add_(weights_R[:, None])
+        raised_RV = (
+            (logprobs_RV + entropies_R[:, None]).mul_(bonuses_R[:, None]).add_(weights_R[:, None])
+        )
         gradient_RV = logprobs_RV.exp_().mul_(-raised_RV)
     return gradient_RV.scatter_add_(-1, ids_R[:, None], weights_R[:, None])
 

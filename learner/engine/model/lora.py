@@ -52,7 +52,9 @@ def policy_weights(lm: nn.Module) -> Iterator[tuple[str, list[nn.Parameter]]]:
             continue
         # peft moves a wrapped layer's weight to `base_layer`; actors load the names of Hugging Face.
         layer = name.removesuffix(".base_layer.weight")
-        factors = [] if layer == name else [named[f"{layer}.lora_{side}.default.weight"] for side in "AB"]
+        factors = (
+            [] if layer == name else [named[f"{layer}.lora_{side}.default.weight"] for side in "AB"]
+        )
         yield name.replace(".base_layer.", "."), [parameter, *factors]
 
 

@@ -61,7 +61,9 @@ class TokenScorer(nn.Module):
         self._logit_scale = _logit_scale(cast(Any, lm).config)
         dtype = getattr(torch, head_dtype) if head_dtype else None
         # After the model, so that the parameters that both have are known by their names in it.
-        self.head = ScoringHead(cast(Any, lm).get_output_embeddings(), dtype, self._logit_scale, collisions)
+        self.head = ScoringHead(
+            cast(Any, lm).get_output_embeddings(), dtype, self._logit_scale, collisions
+        )
         self.critic = _critic(lm) if critic else None
         with _moved(lm, device):
             self.packs: bool = self._probe()
@@ -71,9 +73,17 @@ class TokenScorer(nn.Module):
 
     def trained(self) -> list[dict[str, nn.Parameter]]:
         """Return the parameters in training by name, in the optimizer's groups: the policy's, then the critic's."""
-        groups = [{name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad}]
+        groups = [
+            {
+                name: parameter
+                for name, parameter in self.lm.named_parameters()
+                if parameter.requires_grad
+            }
+        ]
         if self.critic is not None:
-            groups.append({f"critic.{name}": parameter for name, parameter in self.critic.named_parameters()})
+            groups.append(
+                {f"critic.{name}": parameter for name, parameter in self.critic.named_parameters()}
+            )
         return groups
 
     def forward(
@@ -116,7 +126,9 @@ class TokenScorer(nn.Module):
         lengths = [segment.end - segment.start for segment in segments]
         ids_BT = nn.utils.rnn.pad_sequence(list(torch.split(ids_T, lengths)), batch_first=True)
         hidden_BTD = model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        return torch.cat([row_TD[:length] for row_TD, length in zip(hidden_BTD, lengths, strict=True)])
+        return torch.cat(
+            [row_TD[:length] for row_TD, length in zip(hidden_BTD, lengths, strict=True)]
+        )
 
     @torch.no_grad()
     def _probe(self) -> bool:
@@ -155,7 +167,8 @@ class TokenScorer(nn.Module):
         return (
             isinstance(cache, Cache)
             and all(
-                isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
+                isinstance(layer, DynamicLayer)
+                and not isinstance(layer, LinearAttentionCacheLayerMixin)
                 for layer in cache.layers
             )
             and self._packs_exactly()
@@ -177,9 +190,13 @@ class TokenScorer(nn.Module):
             lm.set_attn_implementation(attention.IMPLEMENTATION)
             self.packs = True
             places_T = torch.cat([places_T[:7], places_T[3:]])
-            packed = self._hidden(ids_T, places_T, torch.tensor([[0, 3, 0, 0], [3, 7, 0, 3], [7, 12, 0, 3]]))
+            packed = self._hidden(
+                ids_T, places_T, torch.tensor([[0, 3, 0, 0], [3, 7, 0, 3], [7, 12, 0, 3]])
+            )
             errors_T = (packed[7:].float() - alone_TD).norm(dim=-1) / alone_TD.norm(dim=-1)
-            if errors_T.median() <= 0.1:  # bfloat16 alone makes 0.01, and a state that runs on about 1
+            if (
+                errors_T.median() <= 0.1
+            ):  # bfloat16 alone makes 0.01, and a state that runs on about 1
                 return True
         except attention.UnsupportedAttention as error:
             log.info("not_packed", why=str(error))

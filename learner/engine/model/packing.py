@@ -61,7 +61,9 @@ class Cut:
     """What goes through the model: the prefix once and the rest of each trace, or rows padded to the longest."""
 
 
-def pack(traces: Sequence[Trace], ranks: int, micro_batch_tokens: int, flat: bool = True) -> list[list[MicroBatch]]:
+def pack(
+    traces: Sequence[Trace], ranks: int, micro_batch_tokens: int, flat: bool = True
+) -> list[list[MicroBatch]]:
     """Return each rank's micro-batches: every trace once, the same number of micro-batches for every rank.
 
     The result is deterministic. A rank with less to do gets empty micro-batches, because every rank must take part in
@@ -71,14 +73,19 @@ def pack(traces: Sequence[Trace], ranks: int, micro_batch_tokens: int, flat: boo
     lengths = [len(trace.ids_L) for trace in traces]
     kinds = families(traces) if flat else [(0, range(len(traces)))]
     cuts = [
-        cut for prefix_tokens, places in kinds for cut in fill(lengths, places, micro_batch_tokens, prefix_tokens, flat)
+        cut
+        for prefix_tokens, places in kinds
+        for cut in fill(lengths, places, micro_batch_tokens, prefix_tokens, flat)
     ]
     plans = [
         joined(plan, micro_batch_tokens) if flat else [[cut] for cut in plan]
         for plan in spread(cuts, lengths, ranks, flat)
     ]
     most = max(map(len, plans))
-    return [[_micro_batch(traces, rows) for rows in [*plan, *[[]] * (most - len(plan))]] for plan in plans]
+    return [
+        [_micro_batch(traces, rows) for rows in [*plan, *[[]] * (most - len(plan))]]
+        for plan in plans
+    ]
 
 
 def families(traces: Sequence[Trace]) -> list[tuple[int, list[int]]]:
@@ -101,7 +108,11 @@ def families(traces: Sequence[Trace]) -> list[tuple[int, list[int]]]:
 
 
 def fill(
-    lengths: Sequence[int], places: Iterable[int], micro_batch_tokens: int, prefix_tokens: int = 0, flat: bool = True
+    lengths: Sequence[int],
+    places: Iterable[int],
+    micro_batch_tokens: int,
+    prefix_tokens: int = 0,
+    flat: bool = True,
 ) -> list[Cut]:
     """Split a family, longest trace first, into cuts of at most `micro_batch_tokens`."""
     cuts: list[Cut] = []
@@ -124,15 +135,25 @@ def fill(
 
 def _cut(rows: tuple[int, ...], prefix_tokens: int, lengths: Sequence[int], flat: bool) -> Cut:
     suffixes = [lengths[row] - prefix_tokens for row in rows]
-    return Cut(rows, prefix_tokens, prefix_tokens + (sum(suffixes) if flat else len(suffixes) * max(suffixes)))
+    return Cut(
+        rows,
+        prefix_tokens,
+        prefix_tokens + (sum(suffixes) if flat else len(suffixes) * max(suffixes)),
+    )
 
 
-def spread(cuts: Sequence[Cut], lengths: Sequence[int], ranks: int, flat: bool = True) -> list[list[Cut]]:
+def spread(
+    cuts: Sequence[Cut], lengths: Sequence[int], ranks: int, flat: bool = True
+) -> list[list[Cut]]:
     """Give every rank about the same number of tokens: the next heaviest goes to the rank with the least so far."""
     waiting, fair = list(cuts), sum(cut.tokens for cut in cuts) / ranks
     while ranks > 1:
         # No cut of several episodes may far outweigh what a rank should have. Each one halved reads its prompt twice.
-        heavy = [cut for cut in waiting if len(cut.rows) > 1 and (cut.tokens > 1.25 * fair or len(waiting) < ranks)]
+        heavy = [
+            cut
+            for cut in waiting
+            if len(cut.rows) > 1 and (cut.tokens > 1.25 * fair or len(waiting) < ranks)
+        ]
         if not heavy:
             break
         heaviest = max(heavy, key=lambda cut: cut.tokens)
@@ -152,7 +173,12 @@ def joined(plan: Sequence[Cut], micro_batch_tokens: int) -> list[list[Cut]]:
     for cut in plan:
         room = micro_batch_tokens - cut.tokens
         taken = next(
-            (candidate for candidate in micro_batches if sum(other.tokens for other in candidate) <= room), None
+            (
+                candidate
+                for candidate in micro_batches
+                if sum(other.tokens for other in candidate) <= room
+            ),
+            None,
         )
         if taken is None:
             micro_batches.append([cut])
@@ -163,7 +189,11 @@ def joined(plan: Sequence[Cut], micro_batch_tokens: int) -> list[list[Cut]]:
 
 def _micro_batch(batch: Sequence[Trace], cuts: Sequence[Cut]) -> MicroBatch:
     """Lay cuts out one after the other; without any, make one token that nobody trains on."""
-    pieces, segments, indices = list[NDArray[np.int64]](), list[tuple[int, int, int, int]](), list[int]()
+    pieces, segments, indices = (
+        list[NDArray[np.int64]](),
+        list[tuple[int, int, int, int]](),
+        list[int](),
+    )
     places, trained, end = list[NDArray[np.int64]](), list[NDArray[np.int64]](), 0
     for cut in cuts:
         shared, prefix = cut.prefix_tokens, (end, end + cut.prefix_tokens)

@@ -10,9 +10,13 @@ TITLE = "Measure"
 
 def add(commands: Commands) -> None:
     _add_bench(commands)
-    description = "Train a study's variants under its seeds and compare them; look back at finished runs."
+    description = (
+        "Train a study's variants under its seeds and compare them; look back at finished runs."
+    )
     study = commands.add("study", description, _no_name)
-    names = study.add_subparsers(dest="study", required=True, metavar="NAME", help="one of those below")
+    names = study.add_subparsers(
+        dest="study", required=True, metavar="NAME", help="one of those below"
+    )
     studies = Commands(names)
     _add_learning(studies)
     _add_sampling(studies)
@@ -35,7 +39,9 @@ def _add_bench(commands: Commands) -> None:
         help="learner, rollouts, queues, starts (by default these four), gateway, durability, weights, "
         "followers, memory, envs, or envs:ID for one environment",
     )
-    bench.add_argument("--small", action="store_true", help="seconds instead of minutes, to see that it works")
+    bench.add_argument(
+        "--small", action="store_true", help="seconds instead of minutes, to see that it works"
+    )
     bench.add_argument("--model", metavar="NAME", help="SmolLM2 by default, for memory a tiny one")
     _add_json(bench)
 
@@ -44,16 +50,32 @@ def _add_learning(studies: Commands) -> None:
     description = "Train a study's variants under its seeds; compare them."
     learning = studies.add("learning", description, _learning, keys=True)
     # Not `study`, which names the command.
-    learning.add_argument("file", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies")
     learning.add_argument(
-        "--directory", type=Path, required=True, metavar="DIR", help="the study's runs; a study in DIR is resumed"
+        "file", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies"
     )
-    learning.add_argument("--phase", metavar="NAME", help="a phase of the study, such as screen, confirm or small")
-    learning.add_argument("--seeds", type=integers, default=(), metavar="N,N", help="only these of the study's seeds")
     learning.add_argument(
-        "--only", nargs="+", default=(), metavar="VARIANT", help="only these variants; ppo-* matches several"
+        "--directory",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the study's runs; a study in DIR is resumed",
     )
-    learning.add_argument("--report-only", action="store_true", help="train nothing; report the runs that finished")
+    learning.add_argument(
+        "--phase", metavar="NAME", help="a phase of the study, such as screen, confirm or small"
+    )
+    learning.add_argument(
+        "--seeds", type=integers, default=(), metavar="N,N", help="only these of the study's seeds"
+    )
+    learning.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="VARIANT",
+        help="only these variants; ppo-* matches several",
+    )
+    learning.add_argument(
+        "--report-only", action="store_true", help="train nothing; report the runs that finished"
+    )
     learning.add_argument(
         "--with",
         dest="earlier",
@@ -68,21 +90,31 @@ def _add_learning(studies: Commands) -> None:
 def _add_sampling(studies: Commands) -> None:
     description = "What other ways of sampling groups would have cost some runs."
     sampling = studies.add("sampling", description, _sampling, overrides=False)
-    sampling.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="runs with their episodes")
+    sampling.add_argument(
+        "run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="runs with their episodes"
+    )
     _add_json(sampling)
 
 
 def _add_timeline(studies: Commands) -> None:
     description = "Show where each second of a finished run went, by role."
     timeline = studies.add("timeline", description, _timeline, overrides=False)
-    timeline.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run of `horizonrl train`")
     timeline.add_argument(
-        "--svg", dest="svg_file", type=new_file, metavar="FILE", help="draw it, one lane for each role"
+        "run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run of `horizonrl train`"
+    )
+    timeline.add_argument(
+        "--svg",
+        dest="svg_file",
+        type=new_file,
+        metavar="FILE",
+        help="draw it, one lane for each role",
     )
 
 
 def _add_json(command: CommandParser) -> None:
-    command.add_argument("--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file")
+    command.add_argument(
+        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file"
+    )
 
 
 def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -20,12 +20,19 @@ def add(commands: Commands) -> None:
         keys=True,
     )
     command.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a Hugging Face directory, a run, a checkpoint, or a known name"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a Hugging Face directory, a run, a checkpoint, or a known name",
     )
     _add_endpoint(command)
     _add_choice(command)
     command.add_argument(
-        "--out", type=Path, default=Path("evaluation"), metavar="DIR", help="results; an evaluation in DIR is resumed"
+        "--out",
+        type=Path,
+        default=Path("evaluation"),
+        metavar="DIR",
+        help="results; an evaluation in DIR is resumed",
     )
     _add_envs(commands)
 
@@ -51,16 +58,34 @@ def _add_choice(command: CommandParser) -> None:
         metavar="FILE",
         help="a recipe, or its name, for sampling and environments; repeatable",
     )
-    choice.add_argument("--table", action="store_true", help="the paper's 27 tasks, on HorizonRL's own environments")
-    choice.add_argument("--env", nargs="+", default=(), metavar="ID", help="environments; the recipe's by default")
-    choice.add_argument("--split", choices=("train", "test", "all"), default="test", help="test by default")
-    choice.add_argument("--categories", nargs="+", default=(), metavar="NAME", help="only these; all by default")
-    choice.add_argument("--tasks", type=int, metavar="N", help="tasks per category; all by default")
     choice.add_argument(
-        "--samples", nargs="+", type=int, default=(), metavar="K", help="episodes per task; pass@K is reported"
+        "--table", action="store_true", help="the paper's 27 tasks, on HorizonRL's own environments"
     )
     choice.add_argument(
-        "--turns", nargs="+", type=int, default=(), metavar="T", help="turn limit; several give a block each"
+        "--env", nargs="+", default=(), metavar="ID", help="environments; the recipe's by default"
+    )
+    choice.add_argument(
+        "--split", choices=("train", "test", "all"), default="test", help="test by default"
+    )
+    choice.add_argument(
+        "--categories", nargs="+", default=(), metavar="NAME", help="only these; all by default"
+    )
+    choice.add_argument("--tasks", type=int, metavar="N", help="tasks per category; all by default")
+    choice.add_argument(
+        "--samples",
+        nargs="+",
+        type=int,
+        default=(),
+        metavar="K",
+        help="episodes per task; pass@K is reported",
+    )
+    choice.add_argument(
+        "--turns",
+        nargs="+",
+        type=int,
+        default=(),
+        metavar="T",
+        help="turn limit; several give a block each",
     )
 
 
@@ -113,24 +138,48 @@ def _add_envs(commands: Commands) -> None:
         help="a reply ends with a line that is a single dot, not with its first line",
     )
     serve = envs.add_argument_group("envs serve: the HTTP protocol of AgentGym's servers")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default")
     serve.add_argument(
-        "--port", type=bounded(0, 65535), default=36001, metavar="N", help="36001 by default; 0 takes a free port"
+        "--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default"
     )
     serve.add_argument(
-        "--workers", type=bounded(0), default=0, metavar="N", help="worker processes; 0 (the default) plays in this one"
+        "--port",
+        type=bounded(0, 65535),
+        default=36001,
+        metavar="N",
+        help="36001 by default; 0 takes a free port",
     )
     serve.add_argument(
-        "--capacity", type=bounded(1), default=1024, metavar="N", help="episodes per environment at a time; 1024"
+        "--workers",
+        type=bounded(0),
+        default=0,
+        metavar="N",
+        help="worker processes; 0 (the default) plays in this one",
     )
     serve.add_argument(
-        "--ttl", type=bounded(1.0), default=1800.0, metavar="S", help="seconds until an idle episode is closed; 1800"
+        "--capacity",
+        type=bounded(1),
+        default=1024,
+        metavar="N",
+        help="episodes per environment at a time; 1024",
     )
     serve.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="host name that clients may use; repeatable"
+        "--ttl",
+        type=bounded(1.0),
+        default=1800.0,
+        metavar="S",
+        help="seconds until an idle episode is closed; 1800",
     )
     serve.add_argument(
-        "--compatible", action="store_true", help="report errors as AgentGym does: status 200 with an error in the body"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name that clients may use; repeatable",
+    )
+    serve.add_argument(
+        "--compatible",
+        action="store_true",
+        help="report errors as AgentGym does: status 200 with an error in the body",
     )
 
 
@@ -145,7 +194,9 @@ def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
         case "play":
             from horizonrl.ops.cli.play import play_environment
 
-            return play_environment(arguments.env_ids, arguments.task, overrides, multiline=arguments.multiline)
+            return play_environment(
+                arguments.env_ids, arguments.task, overrides, multiline=arguments.multiline
+            )
         case _:
             refuse_overrides("envs list", overrides)
             return environments.list_environments(arguments.env_ids)

@@ -15,7 +15,9 @@ def add(commands: Commands) -> None:
     description = "Send a run's metrics to TensorBoard, Weights & Biases or trackio. Set which one with --tracker.kind."
     track = commands.add("track", description, _track)
     track.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    track.add_argument("--follow", action="store_true", help="keep going until SIGTERM, as a running learner does")
+    track.add_argument(
+        "--follow", action="store_true", help="keep going until SIGTERM, as a running learner does"
+    )
     _add_lineage(commands)
     _add_replay(commands)
 
@@ -28,11 +30,20 @@ def _add_status(commands: Commands) -> None:
         _status,
     )
     status.add_argument(
-        "places", nargs="*", type=Path, metavar="RUN_DIR", help="the run directory; for a run elsewhere, its recipes"
+        "places",
+        nargs="*",
+        type=Path,
+        metavar="RUN_DIR",
+        help="the run directory; for a run elsewhere, its recipes",
     )
     status.add_argument("--run", metavar="NAME", help="name of a run on the broker at --broker.url")
     status.add_argument("--watch", action="store_true", help="keep going until Ctrl-C")
-    status.add_argument("--json", dest="as_json", action="store_true", help="print JSON; with --watch, a line per look")
+    status.add_argument(
+        "--json",
+        dest="as_json",
+        action="store_true",
+        help="print JSON; with --watch, a line per look",
+    )
 
 
 def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -55,25 +66,38 @@ def _add_report(commands: Commands) -> None:
         "Of several, write a comparison: curves overlaid, and differences to the first one with intervals.",
         _report,
     )
-    report.add_argument("places", nargs="+", type=Path, metavar="DIR", help="a run, or what `horizonrl eval` wrote")
     report.add_argument(
-        "--out", type=new_file, metavar="FILE", help="DIR/report.html by default; of several, comparison.html"
+        "places", nargs="+", type=Path, metavar="DIR", help="a run, or what `horizonrl eval` wrote"
     )
     report.add_argument(
-        "--watch", action="store_true", help="serve the page of a run that goes on to this machine, and keep it fresh"
+        "--out",
+        type=new_file,
+        metavar="FILE",
+        help="DIR/report.html by default; of several, comparison.html",
     )
-    report.add_argument("--port", type=bounded(0, 65535), metavar="N", help="with --watch; a free one by default")
+    report.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve the page of a run that goes on to this machine, and keep it fresh",
+    )
+    report.add_argument(
+        "--port", type=bounded(0, 65535), metavar="N", help="with --watch; a free one by default"
+    )
 
 
 def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
     if not arguments.watch:
         if arguments.port is not None:
-            raise ConfigError("--port is for a page that is served: add --watch, or leave the port out")
+            raise ConfigError(
+                "--port is for a page that is served: add --watch, or leave the port out"
+            )
         from horizonrl.ops.report.page import write_report
 
         return write_report(arguments.places, arguments.out, overrides)
     if len(arguments.places) > 1 or arguments.out is not None:
-        raise ConfigError("--watch serves one run, and writes no file: give one RUN_DIR and no --out")
+        raise ConfigError(
+            "--watch serves one run, and writes no file: give one RUN_DIR and no --out"
+        )
     from horizonrl.ops.report.live import watch_run
 
     return watch_run(arguments.places[0], int(arguments.port or 0), tuple(overrides))
@@ -103,14 +127,31 @@ def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _add_replay(commands: Commands) -> None:
-    replay = commands.add("replay", "Retrain steps from a checkpoint and the log; compare digests.", _replay)
+    replay = commands.add(
+        "replay", "Retrain steps from a checkpoint and the log; compare digests.", _replay
+    )
     replay.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     replay.add_argument(
-        "--from", dest="first", type=int, required=True, metavar="STEP", help="step of a kept checkpoint, or 0"
+        "--from",
+        dest="first",
+        type=int,
+        required=True,
+        metavar="STEP",
+        help="step of a kept checkpoint, or 0",
     )
-    replay.add_argument("--to", dest="last", type=int, metavar="STEP", help="last step; that of the ledger by default")
     replay.add_argument(
-        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the comparison to a file"
+        "--to",
+        dest="last",
+        type=int,
+        metavar="STEP",
+        help="last step; that of the ledger by default",
+    )
+    replay.add_argument(
+        "--json",
+        dest="json_file",
+        type=new_file,
+        metavar="FILE",
+        help="write the comparison to a file",
     )
 
 

@@ -14,7 +14,9 @@ def add(commands: Commands) -> None:
     description = "Write a run's newest or best weights as a Hugging Face directory."
     export = commands.add("export", description, _export, overrides=False)
     _add_paths(export)
-    export.add_argument("--best", action="store_true", help="the version with the best evaluation, not the newest")
+    export.add_argument(
+        "--best", action="store_true", help="the version with the best evaluation, not the newest"
+    )
     _add_push(export)
     description = "Write a run's episodes as a dataset. It has JSON lines, a schema and a card."
     dataset = commands.add("dataset", description, _dataset, overrides=False)
@@ -23,9 +25,15 @@ def add(commands: Commands) -> None:
     description = "Write an expert's demonstrations as conversations (JSON lines)."
     demos = commands.add("demos", description, _demos, keys=True)
     add_recipes(demos)
-    demos.add_argument("--out", type=new_file, required=True, metavar="FILE", help="the file to write")
-    demos.add_argument("--count", type=bounded(1), metavar="N", help="only the first N tasks; all by default")
-    demos.add_argument("--env", dest="env_id", metavar="ID", help="which environment, if the recipe has several")
+    demos.add_argument(
+        "--out", type=new_file, required=True, metavar="FILE", help="the file to write"
+    )
+    demos.add_argument(
+        "--count", type=bounded(1), metavar="N", help="only the first N tasks; all by default"
+    )
+    demos.add_argument(
+        "--env", dest="env_id", metavar="ID", help="which environment, if the recipe has several"
+    )
 
 
 def _add_paths(command: CommandParser) -> None:
@@ -35,9 +43,13 @@ def _add_paths(command: CommandParser) -> None:
 
 def _add_push(command: CommandParser) -> None:
     command.add_argument(
-        "--push", metavar="OWNER/NAME", help="upload to the Hugging Face Hub, with the token in HF_TOKEN"
+        "--push",
+        metavar="OWNER/NAME",
+        help="upload to the Hugging Face Hub, with the token in HF_TOKEN",
     )
-    command.add_argument("--public", action="store_true", help="with --push: make a new repository public")
+    command.add_argument(
+        "--public", action="store_true", help="with --push: make a new repository public"
+    )
 
 
 def _require_push(arguments: argparse.Namespace) -> None:
@@ -47,7 +59,9 @@ def _require_push(arguments: argparse.Namespace) -> None:
     if arguments.push:
         require_push(arguments.push)
     elif arguments.public:
-        raise ConfigError("--public is for a repository on the Hub: add --push OWNER/NAME, or leave it out")
+        raise ConfigError(
+            "--public is for a repository on the Hub: add --push OWNER/NAME, or leave it out"
+        )
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -73,11 +87,15 @@ def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
     counts = write_dataset(arguments.run_dir, arguments.out)
     print(f"wrote {counts.rows} episodes with {counts.tokens} generated tokens to {arguments.out}")
     if counts.without_ids:
-        print(f"left out {counts.without_ids} episodes without token ids, written by an earlier version of HorizonRL")
+        print(
+            f"left out {counts.without_ids} episodes without token ids, written by an earlier version of HorizonRL"
+        )
     if counts.unreadable:
         print(f"left out {counts.unreadable} unreadable lines of {arguments.run_dir}/episodes")
     if arguments.push:
-        print(f"pushed to {push(arguments.out, arguments.push, 'dataset', public=arguments.public)}")
+        print(
+            f"pushed to {push(arguments.out, arguments.push, 'dataset', public=arguments.public)}"
+        )
     return 0
 
 

@@ -18,10 +18,18 @@ def add(commands: Commands) -> None:
     description = "List the recipes of the package, or print some of them."
     recipes = commands.add("recipes", description, _recipes, overrides=False)
     recipes.add_argument(
-        "names", nargs="*", type=Path, metavar="NAME", help="print this recipe, to start your own from"
+        "names",
+        nargs="*",
+        type=Path,
+        metavar="NAME",
+        help="print this recipe, to start your own from",
     )
-    config = commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True)
-    config.add_argument("--explain", metavar="KEY", help="explain a key, such as loss.low, or a section instead")
+    config = commands.add(
+        "config", "Print the config that recipes and overrides make.", _config, keys=True
+    )
+    config.add_argument(
+        "--explain", metavar="KEY", help="explain a key, such as loss.low, or a section instead"
+    )
     add_recipes(config)
     _add_plan(commands)
     keys = commands.add(
@@ -32,9 +40,19 @@ def add(commands: Commands) -> None:
         overrides=False,
     )
     keys.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where the keys go; existing keys are kept"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where the keys go; existing keys are kept",
     )
-    keys.add_argument("--run", action="append", default=[], metavar="NAME", help="a run that gets users; repeatable")
+    keys.add_argument(
+        "--run",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a run that gets users; repeatable",
+    )
     keys.add_argument(
         "--host",
         action="append",
@@ -50,26 +68,46 @@ def add(commands: Commands) -> None:
         metavar="N",
         help="actors of each named run that get a key; 1 by default",
     )
-    keys.add_argument("--seen-at", type=Path, metavar="DIR", help="the folder's path for nats-server, if it differs")
+    keys.add_argument(
+        "--seen-at",
+        type=Path,
+        metavar="DIR",
+        help="the folder's path for nats-server, if it differs",
+    )
 
 
 def _add_plan(commands: Commands) -> None:
-    description = "Compute what a run needs on given machines, and what limits it. Nothing is started."
+    description = (
+        "Compute what a run needs on given machines, and what limits it. Nothing is started."
+    )
     plan = commands.add("plan", description, _plan, keys=True)
     add_recipes(plan)
-    plan.add_argument("--learner", default="1xCPU", metavar="NxGPU", help="such as 8xH100; 1xCPU by default")
     plan.add_argument(
-        "--actors", metavar="NxGPU", help="GPUs of all actors; shared, the default, is on those of the learner"
+        "--learner", default="1xCPU", metavar="NxGPU", help="such as 8xH100; 1xCPU by default"
     )
-    plan.add_argument("--model-size", metavar="SIZE", help="135M to 72B; by default that of model.name")
+    plan.add_argument(
+        "--actors",
+        metavar="NxGPU",
+        help="GPUs of all actors; shared, the default, is on those of the learner",
+    )
+    plan.add_argument(
+        "--model-size", metavar="SIZE", help="135M to 72B; by default that of model.name"
+    )
     plan.add_argument(
         "--episode-tokens",
         type=bounded(1),
         metavar="N",
         help="mean of an episode; half of the context by default",
     )
-    plan.add_argument("--generated-tokens", type=bounded(1), metavar="N", help="of them generated; half by default")
-    plan.add_argument("--json", dest="json_file", type=new_file, metavar="FILE", help="write the plan to a file")
+    plan.add_argument(
+        "--generated-tokens",
+        type=bounded(1),
+        metavar="N",
+        help="of them generated; half by default",
+    )
+    plan.add_argument(
+        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the plan to a file"
+    )
 
 
 def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -112,6 +150,8 @@ def _keys(arguments: argparse.Namespace, overrides: list[str]) -> int:
     except ImportError as error:
         raise MissingDependency(f"{error}: run `pip install cryptography`") from None
 
-    for path in make_keys(arguments.out, arguments.run, arguments.host, arguments.seen_at, arguments.actors):
+    for path in make_keys(
+        arguments.out, arguments.run, arguments.host, arguments.seen_at, arguments.actors
+    ):
         print(f"wrote {path}")
     return 0

@@ -6,7 +6,15 @@ Flow: where tickets and groups are. Learning: what the steps do. Actors: what th
 import json
 from pathlib import Path
 
-from horizonrl.ops.deploy.grafana.panels import Dashboard, Panel, Query, dashboard_json, last, quantiles, rate
+from horizonrl.ops.deploy.grafana.panels import (
+    Dashboard,
+    Panel,
+    Query,
+    dashboard_json,
+    last,
+    quantiles,
+    rate,
+)
 
 DIRECTORY = Path(__file__).parent / "dashboards"
 
@@ -32,18 +40,28 @@ FLOW = Dashboard(
                 "ops",
             ),
             Panel("Given back", [rate("tickets_given_back_total", "reason")], "ops"),
-            Panel("Void", [rate("tickets_void_total", "reason"), rate("groups_void_total", legend="settled")], "ops"),
+            Panel(
+                "Void",
+                [rate("tickets_void_total", "reason"), rate("groups_void_total", legend="settled")],
+                "ops",
+            ),
             Panel("Issued again", [rate("tickets_reissued_total", "kind")], "ops"),
         ),
         "Groups": (
             Panel(
                 "Published",
-                [rate("groups_published_total", "kind"), rate("groups_refused_total", legend="refused")],
+                [
+                    rate("groups_published_total", "kind"),
+                    rate("groups_refused_total", legend="refused"),
+                ],
                 "ops",
             ),
             Panel(
                 "Trained and evaluated",
-                [rate("groups_trained_total", "kind"), rate("groups_evaluated_total", legend="evaluated")],
+                [
+                    rate("groups_trained_total", "kind"),
+                    rate("groups_evaluated_total", legend="evaluated"),
+                ],
                 "ops",
             ),
             Panel("Dropped", [rate("groups_dropped_total", "reason")], "ops"),
@@ -63,7 +81,11 @@ FLOW = Dashboard(
             Panel("Requests left undone", [last("broker_stalled_seconds", "job")], "s"),
             Panel(
                 "Certificate ends in",
-                [Query(f"{last('broker_certificate_expiry_timestamp_seconds').expression} - time()")],
+                [
+                    Query(
+                        f"{last('broker_certificate_expiry_timestamp_seconds').expression} - time()"
+                    )
+                ],
                 "s",
                 "stat",
             ),
@@ -93,7 +115,12 @@ LEARNING = Dashboard(
                 "s",
                 "stat",
             ),
-            Panel("Learner busy", [Query('run:horizonrl_learner_busy:ratio{run="$run"}')], "percentunit", "stat"),
+            Panel(
+                "Learner busy",
+                [Query('run:horizonrl_learner_busy:ratio{run="$run"}')],
+                "percentunit",
+                "stat",
+            ),
             Panel(
                 "Since the last checkpoint",
                 [Query(f"time() - {last('checkpoint_timestamp_seconds').expression}")],
@@ -107,16 +134,24 @@ LEARNING = Dashboard(
         "Is it learning": (
             Panel(
                 "Success",
-                [last("success_rate", legend="batch"), last("eval_success_rate", "env", legend="held out {{env}}")],
+                [
+                    last("success_rate", legend="batch"),
+                    last("eval_success_rate", "env", legend="held out {{env}}"),
+                ],
                 "percentunit",
             ),
             Panel("Reward", [last("reward_mean")]),
             Panel(
                 "Horizon",
-                [last("horizon_turns", "env"), rate("horizon_growths_total", "env", legend="growths {{env}}")],
+                [
+                    last("horizon_turns", "env"),
+                    rate("horizon_growths_total", "env", legend="growths {{env}}"),
+                ],
             ),
             Panel("Truncated", [last("truncated_share")], "percentunit"),
-            Panel("Tickets by category", [last("curriculum_share", "env", "category")], "percentunit"),
+            Panel(
+                "Tickets by category", [last("curriculum_share", "env", "category")], "percentunit"
+            ),
         ),
         "Is it sound": (
             Panel(
@@ -131,8 +166,14 @@ LEARNING = Dashboard(
             Panel("Gradient norm", [last("grad_norm")]),
         ),
         "How fast": (
-            Panel("Step", [last("last_step_seconds", legend="last"), *quantiles("step_seconds")], "s"),
-            Panel("Wait for a batch", [last("last_wait_seconds", legend="last"), *quantiles("wait_seconds")], "s"),
+            Panel(
+                "Step", [last("last_step_seconds", legend="last"), *quantiles("step_seconds")], "s"
+            ),
+            Panel(
+                "Wait for a batch",
+                [last("last_wait_seconds", legend="last"), *quantiles("wait_seconds")],
+                "s",
+            ),
             Panel("Checkpoint", quantiles("checkpoint_seconds"), "s"),
             Panel(
                 "Tokens",
@@ -159,7 +200,9 @@ ACTORS = Dashboard(
             Panel("Actors", [Query('sum (up{job="actor", run="$run"})')], kind="stat"),
             Panel("Episodes in flight", [last("episodes_running", fold="sum")], kind="stat"),
             Panel("Tokens per second", [rate("sampled_tokens_total")], "ops", "stat"),
-            Panel("Slowest actor's version", [last("actor_policy_version", fold="min")], kind="stat"),
+            Panel(
+                "Slowest actor's version", [last("actor_policy_version", fold="min")], kind="stat"
+            ),
         ),
         "Episodes": (
             Panel("Ended, by stop", [rate("episodes_total", "stop")], "ops"),
@@ -169,7 +212,11 @@ ACTORS = Dashboard(
         ),
         "Programs": (
             Panel("Model calls, by outcome", [rate("gateway_calls_total", "reason")], "ops"),
-            Panel("Parameters without effect", [rate("gateway_parameters_ignored_total", "instance")], "ops"),
+            Panel(
+                "Parameters without effect",
+                [rate("gateway_parameters_ignored_total", "instance")],
+                "ops",
+            ),
         ),
         "Time": (
             Panel("Generation of a turn", quantiles("generate_seconds"), "s"),
@@ -179,7 +226,10 @@ ACTORS = Dashboard(
         "Weights": (
             Panel(
                 "Version",
-                [last("actor_policy_version", "instance"), last("learner_policy_version", legend="announced")],
+                [
+                    last("actor_policy_version", "instance"),
+                    last("learner_policy_version", legend="announced"),
+                ],
             ),
             Panel(
                 "Versions behind",
@@ -197,7 +247,10 @@ DASHBOARDS = (FLOW, LEARNING, ACTORS)
 def files() -> dict[Path, str]:
     """Return the text of each dashboard's file."""
     return {
-        DIRECTORY / f"{dashboard.name}.json": json.dumps(dashboard_json(dashboard), indent=1, ensure_ascii=False) + "\n"
+        DIRECTORY / f"{dashboard.name}.json": json.dumps(
+            dashboard_json(dashboard), indent=1, ensure_ascii=False
+        )
+        + "\n"
         for dashboard in DASHBOARDS
     }
 

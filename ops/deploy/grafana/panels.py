@@ -57,7 +57,9 @@ def rate(name: str, *by: str, legend: str = "") -> Query:
 def quantile(share: float, name: str, *by: str, legend: str = "") -> Query:
     buckets = f"sum{_by((*by, 'le'))} (rate({_selector(name, '_bucket')}[$window]))"
     expression = f"histogram_quantile({share:g}, {buckets})"
-    return Query(expression, f"p{100 * share:g} {legend or _legend(by)}".strip(), DECLARED[name].exemplar)
+    return Query(
+        expression, f"p{100 * share:g} {legend or _legend(by)}".strip(), DECLARED[name].exemplar
+    )
 
 
 def quantiles(name: str, *by: str, legend: str = "") -> tuple[Query, Query]:
@@ -68,7 +70,9 @@ def metric_names(expression: str) -> set[str]:
     """Return the metrics of ours that an expression reads, by their names in the table."""
     written = set(re.findall(rf"(?<![\w:]){PREFIX}(\w+)", expression))
     # A histogram is declared once and read as its _bucket, _sum and _count.
-    return {name if name in DECLARED else re.sub(r"_(bucket|sum|count)$", "", name) for name in written}
+    return {
+        name if name in DECLARED else re.sub(r"_(bucket|sum|count)$", "", name) for name in written
+    }
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
@@ -83,7 +87,9 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "graphTooltip": 1,
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
-        "links": [{"type": "dashboards", "title": "HorizonRL", "tags": ["horizonrl"], "keepTime": True}],
+        "links": [
+            {"type": "dashboards", "title": "HorizonRL", "tags": ["horizonrl"], "keepTime": True}
+        ],
         "templating": {"list": [_datasource_variable(), _run_variable(), _window_variable()]},
         "panels": _panels(dashboard.rows),
     }
@@ -94,7 +100,9 @@ def _panels(rows: dict[str, Sequence[Panel]]) -> list[dict[str, Any]]:
     placed: list[dict[str, Any]] = []
     y = 0
     for title, panels in rows.items():
-        placed.append({"type": "row", "title": title, "collapsed": False, "gridPos": _place(0, y, COLUMNS, 1)})
+        placed.append(
+            {"type": "row", "title": title, "collapsed": False, "gridPos": _place(0, y, COLUMNS, 1)}
+        )
         x, y, height = 0, y + 1, 0
         for panel in panels:
             if x + WIDTHS[panel.kind] > COLUMNS:
@@ -108,7 +116,10 @@ def _panels(rows: dict[str, Sequence[Panel]]) -> list[dict[str, Any]]:
 def _panel_json(panel: Panel, position: dict[str, int]) -> dict[str, Any]:
     options: dict[str, Any] = {"reduceOptions": {"calcs": ["lastNotNull"]}}
     if panel.kind == "timeseries":
-        options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
+        options = {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi"},
+        }
     return {
         "type": panel.kind,
         "title": panel.title,
@@ -117,7 +128,9 @@ def _panel_json(panel: Panel, position: dict[str, int]) -> dict[str, Any]:
         "gridPos": position,
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "options": options,
-        "targets": [_target(letter, query) for letter, query in zip("ABCDEFGH", panel.queries, strict=False)],
+        "targets": [
+            _target(letter, query) for letter, query in zip("ABCDEFGH", panel.queries, strict=False)
+        ],
     }
 
 
@@ -132,22 +145,38 @@ def _target(letter: str, query: Query) -> dict[str, Any]:
 
 
 def _description(panel: Panel) -> str:
-    names = {name: None for query in panel.queries for name in sorted(metric_names(query.expression))}
+    names = {
+        name: None for query in panel.queries for name in sorted(metric_names(query.expression))
+    }
     return "\n".join(f"`{PREFIX}{name}`: {DECLARED[name].help}" for name in names)
 
 
 def _datasource_variable() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+    return {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+    }
 
 
 def _run_variable() -> dict[str, Any]:
     query = f"label_values({PREFIX}broker_connected, run)"
     # refresh 2 asks again with each change of the time range, so that a run that has just begun is in the list.
-    return {"name": "run", "label": "Run", "type": "query", "datasource": SOURCE, "query": query, "refresh": 2}
+    return {
+        "name": "run",
+        "label": "Run",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": query,
+        "refresh": 2,
+    }
 
 
 def _window_variable() -> dict[str, Any]:
-    options = [{"text": window, "value": window, "selected": window == WINDOWS[0]} for window in WINDOWS]
+    options = [
+        {"text": window, "value": window, "selected": window == WINDOWS[0]} for window in WINDOWS
+    ]
     return {
         "name": "window",
         "label": "Rates over",

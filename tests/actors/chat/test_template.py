@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from horizonrl.actors.chat.template import ChatTemplate
@@ -18,7 +26,13 @@ from horizonrl.ops.models.tiny_model import CHATML, TEXT, make_tokenizer
 from tests.templates import with_tokens
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-LLAMA3_SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>", "<|eot_id|>")
+LLAMA3_SPECIAL = (
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+)
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM<|im_end|>\n' }}{% endif %}"
@@ -69,7 +83,9 @@ SHAPES = {
 ADDED = {"deepseek": DEEPSEEK_ADDED}
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
-benign = st.text(max_size=40).filter(lambda text: not any(mark in text for mark in ("<|", "think>")))
+benign = st.text(max_size=40).filter(
+    lambda text: not any(mark in text for mark in ("<|", "think>"))
+)
 spoken = benign.map(str.strip).filter(bool)
 turns = st.lists(st.tuples(spoken, st.integers(1, 5), st.booleans(), benign), max_size=4)
 
@@ -85,12 +101,16 @@ def made(shape: str) -> tuple[Any, ChatTemplate]:
 def sampled(tokenizer: Any, text: str, width: int) -> tuple[int, ...]:
     """Return ids that decode to `text`, seldom those that a tokenizer would have chosen."""
     pieces = [text[start : start + width] for start in range(0, len(text), width)]
-    return tuple(token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False))
+    return tuple(
+        token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)
+    )
 
 
 def rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> str:
     conversation = [{"role": role, "content": content} for role, content in messages]
-    return str(tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False))
+    return str(
+        tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    )
 
 
 @every_shape
@@ -104,7 +124,9 @@ def test_a_conversation_is_the_templates_own_rendering_around_the_sampled_ids(
     messages.append(("user", first))
     generated: list[tuple[int, tuple[int, ...]]] = []
     for text, width, ended, observation in turns:
-        output = sampled(tokenizer, text, width) + ((chat.end_of_turn,) if ended and chat.end_of_turn else ())
+        output = sampled(tokenizer, text, width) + (
+            (chat.end_of_turn,) if ended and chat.end_of_turn else ()
+        )
         generated.append((len(ids), output))
         ids += output + chat.delta(output, observation)
         messages += [("assistant", text), ("user", observation)]
@@ -205,7 +227,9 @@ def test_a_demonstration_thinks_in_the_models_own_tokens() -> None:
 
 def test_mistrals_own_tokenizer_beside_that_of_transformers_is_left_alone(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", "transformers_version": "5.0.0"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mistral", "transformers_version": "5.0.0"})
+    )
     (tmp_path / "tekken.json").write_text("{}")
     assert ChatTemplate.load(tmp_path).open(None, "hello") == made("chatml")[1].open(None, "hello")
 
@@ -238,10 +262,17 @@ def sentence_piece(template: str) -> Any:
     """Return a tokenizer in the manner of Llama 2: every section between special tokens begins with a space."""
     own = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    parts = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     own.decoder = decoders.Sequence(parts)
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    own.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False))
+    own.train_from_iterator(
+        TEXT, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    )
     fast: Any = PreTrainedTokenizerFast
     tokenizer = fast(tokenizer_object=own, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = template
@@ -250,9 +281,14 @@ def sentence_piece(template: str) -> Any:
 
 def whole(tokenizer: Any, *contents: str) -> list[int]:
     """Return the ids that the tokenizer itself gives a conversation, user first."""
-    conversation = [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)]
+    conversation = [
+        {"role": ("user", "assistant")[n % 2], "content": content}
+        for n, content in enumerate(contents)
+    ]
     return list(
-        tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=True, return_dict=False)
+        tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
     )
 
 
@@ -260,7 +296,10 @@ def whole(tokenizer: Any, *contents: str) -> list[int]:
 def test_the_white_space_that_a_special_token_takes_along_is_not_encoded(side: str) -> None:
     """Phi-3's template writes a line break after `<|user|>`, which its tokenizer drops."""
     tokenizer = make_tokenizer(("<|endoftext|>",))
-    tokens = [AddedToken(word, special=True, normalized=False, **{side: True}) for word in PHI3_SPECIAL[1:]]
+    tokens = [
+        AddedToken(word, special=True, normalized=False, **{side: True})
+        for word in PHI3_SPECIAL[1:]
+    ]
     tokenizer.add_tokens(tokens, special_tokens=True)
     tokenizer.chat_template = PHI3
     chat = ChatTemplate(tokenizer)
@@ -273,7 +312,9 @@ def test_the_white_space_that_a_special_token_takes_along_is_not_encoded(side: s
 
 
 @pytest.mark.parametrize("template", [LLAMA2, ZEPHYR])
-def test_a_tokenizer_whose_decoder_writes_spaces_after_special_tokens_keeps_its_ids(template: str) -> None:
+def test_a_tokenizer_whose_decoder_writes_spaces_after_special_tokens_keeps_its_ids(
+    template: str,
+) -> None:
     tokenizer = sentence_piece(template)
     chat = ChatTemplate(tokenizer)
     assert list(chat.open(None, "get 2 oak log")) == whole(tokenizer, "get 2 oak log")
@@ -285,7 +326,9 @@ def test_a_tokenizer_whose_decoder_writes_spaces_after_special_tokens_keeps_its_
 def test_a_tokenizer_that_encodes_a_part_otherwise_than_the_whole_is_refused() -> None:
     tokenizer = sentence_piece(ZEPHYR)
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\n", "⏎")
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="first", split=False
+    )
     with pytest.raises(ConfigError, match="encodes a text between special tokens in another way"):
         ChatTemplate(tokenizer)
 
@@ -293,19 +336,27 @@ def test_a_tokenizer_that_encodes_a_part_otherwise_than_the_whole_is_refused() -
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(
     ("token", "special", "said"),
-    [("<image>", True, None), ("<image>", False, "'<image>'"), ("<|im_start|>", True, r"'<\|im_start\|>'")],
+    [
+        ("<image>", True, None),
+        ("<image>", False, "'<image>'"),
+        ("<|im_start|>", True, r"'<\|im_start\|>'"),
+    ],
 )
 def test_a_token_beyond_the_embedding_is_refused_unless_nothing_writes_it(
     token: str, special: bool, said: str | None, nested: bool, tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer(("<|im_end|>", "<|endoftext|>"))
     size = len(tokenizer)
-    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False)], special_tokens=special)
+    tokenizer.add_tokens(
+        [AddedToken(token, special=special, normalized=False)], special_tokens=special
+    )
     tokenizer.save_pretrained(tmp_path)
     config = {"vocab_size": size}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
     if said is None:
         ChatTemplate.load(tmp_path)
         return
-    with pytest.raises(ConfigError, match=f"1 tokens.*such as {said} with id {size}, while .*vocab_size = {size}"):
+    with pytest.raises(
+        ConfigError, match=f"1 tokens.*such as {said} with id {size}, while .*vocab_size = {size}"
+    ):
         ChatTemplate.load(tmp_path)

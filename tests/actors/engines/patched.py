@@ -31,7 +31,11 @@ def different(one: Any, other: Any) -> list[str]:
     """Return the parameters that are not equal, bit for bit."""
     theirs = parameters(other)
     assert set(theirs) == set(parameters(one))
-    return [name for name, mine in parameters(one).items() if not torch.equal(bits(mine), bits(theirs[name]))]
+    return [
+        name
+        for name, mine in parameters(one).items()
+        if not torch.equal(bits(mine), bits(theirs[name]))
+    ]
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -79,4 +83,7 @@ def play(model: Path, meeting: Path, rank: int, workers: int) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, workers, meeting, *models = sys.argv[1:]
-    print(json.dumps([play(Path(model), Path(meeting), int(rank), int(workers)) for model in models]), flush=True)
+    print(
+        json.dumps([play(Path(model), Path(meeting), int(rank), int(workers)) for model in models]),
+        flush=True,
+    )

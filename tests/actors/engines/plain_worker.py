@@ -17,14 +17,19 @@ from horizonrl.actors.policy import InferenceSettings
 
 def plain_worker(model_dir: Path, meeting: Path, rank: int = 0, workers: int = 1) -> Any:
     """Return our part of a vLLM worker, with the model of a directory. `workers` processes share a file `meeting`."""
-    os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", TORCH_COMPILE_DISABLE="1")
+    os.environ.update(
+        VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", TORCH_COMPILE_DISABLE="1"
+    )
     # vLLM's executor names its workers' shared memory so.
     os.environ.setdefault("VLLM_DIST_IDENT", f"plain{os.getppid()}")
     import vllm
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
-    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+    from vllm.model_executor.model_loader.utils import (
+        initialize_model,
+        process_weights_after_loading,
+    )
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     from tests.actors.engines.plain_extension import PlainExtension
@@ -48,5 +53,7 @@ def plain_worker(model_dir: Path, meeting: Path, rank: int = 0, workers: int = 1
     worker = PlainWorker()
     worker.model_runner = SimpleNamespace(get_model=lambda: model)
     worker.reload_weights()
-    process_weights_after_loading(model, config.model_config, torch.device("cpu"))  # the reload passes over the head
+    process_weights_after_loading(
+        model, config.model_config, torch.device("cpu")
+    )  # the reload passes over the head
     return worker

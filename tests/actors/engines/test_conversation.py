@@ -28,9 +28,14 @@ def server() -> Iterator[Completions]:
 
 
 def play(
-    server: Completions, environment: Echo | None = None, system: str | None = None, timeout_s: float = 5.0
+    server: Completions,
+    environment: Echo | None = None,
+    system: str | None = None,
+    timeout_s: float = 5.0,
 ) -> Episode:
-    settings = EndpointSettings(server.url, "big", SecretStr(KEY), timeout_s=timeout_s, first_wait_s=0.001)
+    settings = EndpointSettings(
+        server.url, "big", SecretStr(KEY), timeout_s=timeout_s, first_wait_s=0.001
+    )
     ticket = Ticket(
         number=0,
         kind=Kind.EVAL,
@@ -43,14 +48,20 @@ def play(
     async def run() -> Episode:
         async with Endpoint(settings) as endpoint:
             both = Conversation(endpoint)
-            return await Rollout(both, both, system, step_timeout_s=5).episode(environment or Echo(), ticket, 0)
+            return await Rollout(both, both, system, step_timeout_s=5).episode(
+                environment or Echo(), ticket, 0
+            )
 
     return asyncio.run(run())
 
 
 def test_an_episode_is_a_conversation_that_only_grows(server: Completions) -> None:
     episode = play(server, system="Be brief.")
-    assert (episode.stop, episode.success, episode.episode_return) == (StopReason.TERMINATED, True, 1.0)
+    assert (episode.stop, episode.success, episode.episode_return) == (
+        StopReason.TERMINATED,
+        True,
+        1.0,
+    )
     assert [[message["role"] for message in body["messages"]] for body in server.bodies] == [
         ["system", "user"],
         ["system", "user", "assistant", "user"],
@@ -59,7 +70,9 @@ def test_an_episode_is_a_conversation_that_only_grows(server: Completions) -> No
     assert [m["content"] for m in server.bodies[1]["messages"]] == [
         "Be brief.", "say something", "go on", "you said go on"
     ]  # fmt: skip
-    assert [(turn.text, turn.observation) for turn in episode.turns] == [("go on", "you said go on")] * 3
+    assert [(turn.text, turn.observation) for turn in episode.turns] == [
+        ("go on", "you said go on")
+    ] * 3
 
 
 def test_tokens_are_what_the_endpoint_counts_and_at_least_one_a_turn(server: Completions) -> None:
@@ -71,7 +84,9 @@ def test_tokens_are_what_the_endpoint_counts_and_at_least_one_a_turn(server: Com
 
 def test_sampling_goes_along_and_each_turn_has_a_seed_of_its_own(server: Completions) -> None:
     play(server)
-    assert {(body["model"], body["max_tokens"], body["temperature"]) for body in server.bodies} == {("big", 16, 0.5)}
+    assert {(body["model"], body["max_tokens"], body["temperature"]) for body in server.bodies} == {
+        ("big", 16, 0.5)
+    }
     seeds = [body["seed"] for body in server.bodies]
     assert len(set(seeds)) == 3
     assert all(0 <= seed < SEEDS for seed in seeds)
@@ -94,13 +109,19 @@ def test_what_passes_is_tried_again_within_the_episode(server: Completions, stat
         (200, {}, "<html>"),
         (200, {}, '{"choices": []}'),
         (200, {}, '{"choices": [{"message": {"content": null}}]}'),
-        (200, {}, '{"choices": [{"message": {"content": null}, "finish_reason": "stop"}], "usage": {}}'),
+        (
+            200,
+            {},
+            '{"choices": [{"message": {"content": null}, "finish_reason": "stop"}], "usage": {}}',
+        ),
         (200, {}, '{"error": "overloaded"}'),
         (200, {}, json.dumps({"choices": [{"message": {"content": "x" * 300_000}}]})),
     ],
     ids=lambda fault: str(fault)[:60],
 )
-def test_a_failure_of_the_endpoint_is_a_broken_episode_and_never_a_zero(server: Completions, fault: Fault) -> None:
+def test_a_failure_of_the_endpoint_is_a_broken_episode_and_never_a_zero(
+    server: Completions, fault: Fault
+) -> None:
     server.faults = [None, *[fault] * ATTEMPTS]
     episode = play(server)
     assert (episode.stop, episode.valid, len(episode.turns)) == (StopReason.POLICY_ERROR, False, 1)
@@ -115,7 +136,9 @@ def test_a_failure_of_the_endpoint_is_a_broken_episode_and_never_a_zero(server: 
         {"choices": [{"message": {}, "finish_reason": "length"}]},
     ],
 )
-def test_a_reply_that_was_all_thought_is_an_empty_one(server: Completions, reply: dict[str, Any]) -> None:
+def test_a_reply_that_was_all_thought_is_an_empty_one(
+    server: Completions, reply: dict[str, Any]
+) -> None:
     server.faults = [(200, {"Content-Type": "application/json"}, json.dumps(reply))]
     episode = play(server)
     assert episode.stop is StopReason.TERMINATED
@@ -148,7 +171,9 @@ def test_whoever_answers_is_there_unless_the_key_is_refused(server: Completions)
         asyncio.run(reach(server.url))
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://no.such.host.invalid/v1", "127.0.0.1:9", "nonsense"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/v1", "http://no.such.host.invalid/v1", "127.0.0.1:9", "nonsense"]
+)
 def test_an_address_without_an_answer_is_told_at_once(url: str) -> None:
     with pytest.raises(EngineDead, match=rf"no answer from {url}/models .* is the server up"):
         asyncio.run(reach(url))
@@ -176,7 +201,9 @@ def test_a_refused_key_or_model_ends_everything(server: Completions, status: int
     assert KEY not in str(raised.value)
 
 
-def test_the_key_is_sent_and_told_to_nobody(server: Completions, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_sent_and_told_to_nobody(
+    server: Completions, caplog: pytest.LogCaptureFixture
+) -> None:
     server.faults = [refusal(503, f"key {KEY}"), refusal(400, f"key {KEY}")]
     with caplog.at_level("DEBUG"):
         episode = play(server)
@@ -185,7 +212,9 @@ def test_the_key_is_sent_and_told_to_nobody(server: Completions, caplog: pytest.
     assert KEY not in caplog.text + str(episode) + repr(EndpointSettings("u", "m", SecretStr(KEY)))
 
 
-def test_a_full_context_is_a_cut_after_the_first_turn_and_unfit_before_it(server: Completions) -> None:
+def test_a_full_context_is_a_cut_after_the_first_turn_and_unfit_before_it(
+    server: Completions,
+) -> None:
     full = refusal(400, "This model's maximum context length is 8192 tokens")
     server.faults = [None, full]
     episode = play(server)
@@ -207,4 +236,8 @@ def test_an_environment_that_breaks_is_told_as_such(server: Completions) -> None
 
 def test_weights_are_the_endpoints_own(server: Completions) -> None:
     with pytest.raises(WeightsRejected, match="takes no weights"):
-        asyncio.run(Conversation(Endpoint(EndpointSettings(server.url, "big"))).apply(Path("w"), PolicyVersion()))
+        asyncio.run(
+            Conversation(Endpoint(EndpointSettings(server.url, "big"))).apply(
+                Path("w"), PolicyVersion()
+            )
+        )

@@ -41,7 +41,9 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def ask(policy: Policy, max_tokens: int = 50) -> Generation:
-    return await policy.generate([11, 12], max_tokens=max_tokens, temperature=1.0, stop_ids=(), seed=None)
+    return await policy.generate(
+        [11, 12], max_tokens=max_tokens, temperature=1.0, stop_ids=(), seed=None
+    )
 
 
 async def versions(policy: Policy, weights: Path) -> list[set[int]]:
@@ -88,7 +90,9 @@ def test_requests_wait_while_it_drains_and_get_the_new_version(weights: Path) ->
     run(scenario)
 
 
-def test_a_cancelled_drain_lets_the_waiting_requests_go_on_with_the_old_version(weights: Path) -> None:
+def test_a_cancelled_drain_lets_the_waiting_requests_go_on_with_the_old_version(
+    weights: Path,
+) -> None:
     async def scenario() -> None:
         policy = drained()
         running = asyncio.create_task(ask(policy))
@@ -152,7 +156,9 @@ def test_rejected_weights_leave_it_open(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(("weights", "kind"), [("in_flight", ScriptedPolicy), ("drained", DrainedPolicy)])
+@pytest.mark.parametrize(
+    ("weights", "kind"), [("in_flight", ScriptedPolicy), ("drained", DrainedPolicy)]
+)
 def test_the_config_chooses(weights: str, kind: type, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
     overrides = ["--actor.engine=scripted", f"--actor.weights={weights}"]

@@ -49,7 +49,9 @@ def ask(url: str, prompt: tuple[int, ...] = PROMPT, **asked: int) -> Generation:
     return asyncio.run(run())
 
 
-def test_a_request_asks_for_ids_and_logprobs_of_the_unshaped_distribution(server: Completions) -> None:
+def test_a_request_asks_for_ids_and_logprobs_of_the_unshaped_distribution(
+    server: Completions,
+) -> None:
     ask(server.url, seed=1 << 40)
     (body,) = server.bodies
     assert body.pop("seed") < 1 << 31
@@ -77,14 +79,18 @@ def test_a_request_asks_for_ids_and_logprobs_of_the_unshaped_distribution(server
     ],
     ids=str,
 )
-def test_an_answer_that_is_not_token_exact_is_a_failed_request(server: Completions, choice: dict[str, object]) -> None:
+def test_an_answer_that_is_not_token_exact_is_a_failed_request(
+    server: Completions, choice: dict[str, object]
+) -> None:
     server.faults = [(200, {}, json.dumps({"choices": [choice]}))]
     with pytest.raises(PolicyFailure, match=server.url):
         ask(server.url)
 
 
 def test_an_infinite_logprob_is_a_failed_request(server: Completions) -> None:
-    server.faults = [(200, {}, '{"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [-1e999]}}]}')]
+    server.faults = [
+        (200, {}, '{"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [-1e999]}}]}')
+    ]
     with pytest.raises(PolicyFailure):
         ask(server.url)
 
@@ -97,7 +103,9 @@ def test_a_prompt_that_the_server_has_no_room_for_is_a_full_context(server: Comp
 def test_a_cancelled_request_is_freed_on_the_server(server: Completions) -> None:
     async def run() -> None:
         async with started(server.url) as policy:
-            request = policy.generate(PROMPT, max_tokens=200, temperature=1.0, stop_ids=(), seed=None)
+            request = policy.generate(
+                PROMPT, max_tokens=200, temperature=1.0, stop_ids=(), seed=None
+            )
             running = asyncio.create_task(request)
             await asyncio.sleep(0.1)
             running.cancel()
@@ -120,12 +128,18 @@ def test_an_episode_holds_the_ids_and_logprobs_that_the_server_sampled(server: C
 
     async def run() -> Episode:
         async with started(server.url) as policy:
-            return await Rollout(policy, make_chat(), None, step_timeout_s=5).episode(Echo(last=2), ticket, 0)
+            return await Rollout(policy, make_chat(), None, step_timeout_s=5).episode(
+                Echo(last=2), ticket, 0
+            )
 
     episode = asyncio.run(run())
     assert (episode.stop, len(episode.turns)) == (StopReason.TERMINATED, 2)
     first, second = episode.turns
-    assert server.bodies[1]["prompt"] == [*episode.prompt_ids, *first.output_ids, *first.observation_ids]
+    assert server.bodies[1]["prompt"] == [
+        *episode.prompt_ids,
+        *first.output_ids,
+        *first.observation_ids,
+    ]
     assert all(logprob < 0 for turn in (first, second) for logprob in turn.logprobs)
 
 
@@ -148,11 +162,30 @@ def vllm_server(tiny_models: tuple[Path, Path]) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={tiny_models[0]}"]
-    options = [f"--port={port}", "--host=127.0.0.1", "--dtype=bfloat16", "--max-model-len=256", "--enforce-eager"]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        f"--model={tiny_models[0]}",
+    ]
+    options = [
+        f"--port={port}",
+        "--host=127.0.0.1",
+        "--dtype=bfloat16",
+        "--max-model-len=256",
+        "--enforce-eager",
+    ]
     # What our own engine needs on CPU: permission for AMX, and no prompt that is split.
-    on_cpu = [f"--worker-extension-cls={EXTENSION}", "--no-enable-chunked-prefill", "--max-num-batched-tokens=2048"]
-    exact = ["--logprobs-mode=processed_logprobs", "--generation-config=vllm", "--kv-cache-memory-bytes=16777216"]
+    on_cpu = [
+        f"--worker-extension-cls={EXTENSION}",
+        "--no-enable-chunked-prefill",
+        "--max-num-batched-tokens=2048",
+    ]
+    exact = [
+        "--logprobs-mode=processed_logprobs",
+        "--generation-config=vllm",
+        "--kv-cache-memory-bytes=16777216",
+    ]
     with subprocess.Popen(
         [*command, *options, *on_cpu, *exact], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:
@@ -177,7 +210,9 @@ def test_a_real_vllm_server_keeps_the_contract(vllm_server: str) -> None:
                 await asyncio.sleep(1.0)
 
         async def sample(seed: int | None = 7, stop: tuple[int, ...] = ()) -> Generation:
-            return await policy.generate(PROMPT, max_tokens=16, temperature=1.0, stop_ids=stop, seed=seed)
+            return await policy.generate(
+                PROMPT, max_tokens=16, temperature=1.0, stop_ids=stop, seed=seed
+            )
 
         first, again, other = await sample(), await sample(), await sample(8)
         assert len(first.ids) == len(first.logprobs) == 16

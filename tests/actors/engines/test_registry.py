@@ -16,7 +16,12 @@ def test_every_name_starts_an_engine_and_none_is_imported_for_another() -> None:
         "import sys; from horizonrl.actors.engines.registry import factory; factory('scripted'); "
         "print(sorted({'vllm', 'torch', 'aiohttp'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_an_engine_of_another_package_is_named_by_module_and_function() -> None:
@@ -26,11 +31,21 @@ def test_an_engine_of_another_package_is_named_by_module_and_function() -> None:
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("vlm", ConfigError, r"'vlm', which is not an engine; did you mean vllm\? Known: vllm, endpoint, scripted"),
-        ("no_such_package:start", MissingDependency, r"needs the package 'no_such_package', which is not installed"),
+        (
+            "vlm",
+            ConfigError,
+            r"'vlm', which is not an engine; did you mean vllm\? Known: vllm, endpoint, scripted",
+        ),
+        (
+            "no_such_package:start",
+            MissingDependency,
+            r"needs the package 'no_such_package', which is not installed",
+        ),
         ("json:begin", ConfigError, r"json has no begin"),
     ],
 )
-def test_an_engine_that_cannot_be_had_is_named_with_what_can(name: str, error: type[Exception], message: str) -> None:
+def test_an_engine_that_cannot_be_had_is_named_with_what_can(
+    name: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         factory(name)

@@ -111,7 +111,9 @@ def fresh(tiny_models: tuple[Path, Path]) -> dict[str, Any]:
     return seen
 
 
-def test_updated_weights_sample_exactly_what_a_fresh_engine_samples(vllm_engine: Played, fresh: dict[str, Any]) -> None:
+def test_updated_weights_sample_exactly_what_a_fresh_engine_samples(
+    vllm_engine: Played, fresh: dict[str, Any]
+) -> None:
     policy = vllm_engine.policy
 
     async def sample() -> tuple[list[int], list[float]]:
@@ -119,9 +121,13 @@ def test_updated_weights_sample_exactly_what_a_fresh_engine_samples(vllm_engine:
         return list(seen.ids), list(seen.logprobs)
 
     before = vllm_engine.run(sample())
-    vllm_engine.run(policy.apply(vllm_engine.second, PolicyVersion(version=policy.version.version + 1)))
+    vllm_engine.run(
+        policy.apply(vllm_engine.second, PolicyVersion(version=policy.version.version + 1))
+    )
     after = vllm_engine.run(sample())
-    vllm_engine.run(policy.apply(vllm_engine.first, PolicyVersion(version=policy.version.version + 1)))
+    vllm_engine.run(
+        policy.apply(vllm_engine.first, PolicyVersion(version=policy.version.version + 1))
+    )
     assert after[0] == fresh["ids"]
     assert after[1] == pytest.approx(fresh["logprobs"], abs=1e-3)
     assert before[0] != after[0]
@@ -130,10 +136,14 @@ def test_updated_weights_sample_exactly_what_a_fresh_engine_samples(vllm_engine:
 
 def test_an_actor_imports_neither_the_compilers_back_end_nor_tracing(fresh: dict[str, Any]) -> None:
     assert "vllm" in fresh["modules"]
-    assert not {"torch._inductor.lowering", "torch._inductor.compile_fx", "opentelemetry"} & set(fresh["modules"])
+    assert not {"torch._inductor.lowering", "torch._inductor.compile_fx", "opentelemetry"} & set(
+        fresh["modules"]
+    )
 
 
-def test_weights_left_behind_are_rejected_and_no_token_is_sampled_with_them(fresh: dict[str, Any]) -> None:
+def test_weights_left_behind_are_rejected_and_no_token_is_sampled_with_them(
+    fresh: dict[str, Any],
+) -> None:
     rejected, running, later = fresh["ends"]
     assert rejected.startswith("WeightsRejected")
     assert "layers differ from model.safetensors" in rejected
@@ -149,20 +159,33 @@ def test_the_engine_ends_with_an_actor_that_is_killed(fresh: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("name", "within_s"), [("SIGKILL", 10), ("SIGSTOP", 30)])
-def test_a_lost_engine_ends_all_that_waits_for_it(tiny_models: tuple[Path, Path], name: str, within_s: float) -> None:
+def test_a_lost_engine_ends_all_that_waits_for_it(
+    tiny_models: tuple[Path, Path], name: str, within_s: float
+) -> None:
     command = [sys.executable, "-c", LOST, str(tiny_models[0]), name]
     with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
         environment = os.environ | {"TMPDIR": folder}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
         assert not [file for file in Path(folder).rglob("*") if file.is_socket()]
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert set(seen["seconds"]) == {"running 0", "running 1", "running 2", "apply", "later", "close"}
+    assert set(seen["seconds"]) == {
+        "running 0",
+        "running 1",
+        "running 2",
+        "apply",
+        "later",
+        "close",
+    }
     assert max(seen["seconds"].values()) < within_s, seen
     assert not seen["left"]
 
 
-def test_the_probe_compares_every_layer_and_sees_one_changed_element(vllm_engine: Played, tmp_path: Path) -> None:
+def test_the_probe_compares_every_layer_and_sees_one_changed_element(
+    vllm_engine: Played, tmp_path: Path
+) -> None:
     policy = vllm_engine.policy
     assert isinstance(policy, VllmPolicy)
     tensors = load_file(vllm_engine.first)
@@ -173,7 +196,9 @@ def test_the_probe_compares_every_layer_and_sees_one_changed_element(vllm_engine
             changed[name].view(-1)[0] += 0.01
         save_file(changed, tmp_path / "other.safetensors")
         path = str(tmp_path / "other.safetensors")
-        return dict(vllm_engine.run(policy._engine.collective_rpc("probe_frame", args=([path], version)))[0])
+        return dict(
+            vllm_engine.run(policy._engine.collective_rpc("probe_frame", args=([path], version)))[0]
+        )
 
     assert probe(None) == {"stale": [], "compared": 15, "uncovered": []}
     for name, layer in {
@@ -182,18 +207,25 @@ def test_the_probe_compares_every_layer_and_sees_one_changed_element(vllm_engine
         "model.norm.weight": "model.norm.weight",
     }.items():
         assert probe(name)["stale"] == [layer]
-    assert set(probe("model.embed_tokens.weight")["stale"]) == {"lm_head", "model.embed_tokens.weight"}
+    assert set(probe("model.embed_tokens.weight")["stale"]) == {
+        "lm_head",
+        "model.embed_tokens.weight",
+    }
     assert all(probe(None, version)["stale"] == [] for version in range(1, 12))
 
 
-def test_weights_of_another_model_are_rejected_and_the_old_ones_stay(vllm_engine: Played, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_rejected_and_the_old_ones_stay(
+    vllm_engine: Played, tmp_path: Path
+) -> None:
     policy = vllm_engine.policy
     old = policy.version
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "alien.safetensors")
     with pytest.raises(WeightsRejected, match="does not hold the tensors"):
         vllm_engine.run(policy.apply(tmp_path / "alien.safetensors", PolicyVersion(version=99)))
     assert policy.version == old
-    assert vllm_engine.run(policy.generate(PROMPT, max_tokens=2, temperature=1.0, stop_ids=(), seed=None)).spans
+    assert vllm_engine.run(
+        policy.generate(PROMPT, max_tokens=2, temperature=1.0, stop_ids=(), seed=None)
+    ).spans
 
 
 def test_cancelling_frees_the_request(vllm_engine: Played) -> None:
@@ -217,7 +249,9 @@ def test_long_seeded_prompts_do_not_kill_the_engine(vllm_engine: Played) -> None
 
     async def many() -> list[int]:
         prompts = [[11 + number] * 240 for number in range(16)]
-        asked = (policy.generate(p, max_tokens=4, temperature=0.7, stop_ids=(), seed=1) for p in prompts)
+        asked = (
+            policy.generate(p, max_tokens=4, temperature=0.7, stop_ids=(), seed=1) for p in prompts
+        )
         return [len(generation.ids) for generation in await asyncio.gather(*asked)]
 
     assert vllm_engine.run(many()) == [4] * 16
@@ -225,7 +259,10 @@ def test_long_seeded_prompts_do_not_kill_the_engine(vllm_engine: Played) -> None
 
 def test_a_sampled_token_without_a_logprob_is_a_failure_and_not_certain() -> None:
     broken = SimpleNamespace(
-        finish_reason="stop", token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=float("nan"))}], weight_versions=[]
+        finish_reason="stop",
+        token_ids=[7],
+        logprobs=[{7: SimpleNamespace(logprob=float("nan"))}],
+        weight_versions=[],
     )
     with pytest.raises(PolicyFailure, match="logprob nan"):
         generation_of(broken)
@@ -246,7 +283,9 @@ def test_a_family_whose_layers_a_load_does_not_renew_is_refused(
         return await call(method, args=(str(other[0]),) if method == "load_frame" else args)
 
     monkeypatch.setattr(policy._engine, "collective_rpc", corrupt)
-    with pytest.raises(ConfigError, match="its own weights, applied once more, move log-probabilities by up to"):
+    with pytest.raises(
+        ConfigError, match="its own weights, applied once more, move log-probabilities by up to"
+    ):
         vllm_engine.run(policy._prove_renewable(own))
     monkeypatch.undo()
     vllm_engine.run(policy.apply(own[0], PolicyVersion(version=policy.version.version + 1)))

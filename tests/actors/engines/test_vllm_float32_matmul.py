@@ -42,7 +42,9 @@ def test_other_layers_are_packed_as_before(pack: object, monkeypatch: pytest.Mon
     layer = nn.Linear(24, 16)
     x = torch.randn(5, 24)
     pack(layer, False)  # type: ignore[operator]
-    assert torch.equal(layer.cpu_linear(x, layer.weight, layer.bias), linear(x, layer.weight, layer.bias))  # type: ignore[operator]
+    assert torch.equal(
+        layer.cpu_linear(x, layer.weight, layer.bias), linear(x, layer.weight, layer.bias)
+    )  # type: ignore[operator]
     # Where the CPU has instructions for bfloat16, vLLM packs a convolution too: of 32 channels or a multiple.
     convolution = nn.Conv1d(32, 32, 4, groups=32).bfloat16()
     pack(convolution, True)  # type: ignore[operator]

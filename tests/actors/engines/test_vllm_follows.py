@@ -84,7 +84,13 @@ asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
 def test_an_engine_follows_by_words_and_samples_as_with_the_whole_file(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
         done = subprocess.run(
-            [sys.executable, "-c", FOLLOWED, str(make_tiny_model(tmp_path / "model")), str(tmp_path)],
+            [
+                sys.executable,
+                "-c",
+                FOLLOWED,
+                str(make_tiny_model(tmp_path / "model")),
+                str(tmp_path),
+            ],
             env=os.environ | {"TMPDIR": folder},
             capture_output=True,
             text=True,
@@ -97,7 +103,9 @@ def test_an_engine_follows_by_words_and_samples_as_with_the_whole_file(tmp_path:
     (*_, third, fourth) = seen["samples"]
     assert third[:2] == fourth[:2], "by words and whole"
     assert [versions for *_, versions in seen["samples"]] == [[1], [2], [3], [4]]
-    assert len({tuple(logprobs) for _, logprobs, _ in seen["samples"]}) == 3, "each version is another"
+    assert len({tuple(logprobs) for _, logprobs, _ in seen["samples"]}) == 3, (
+        "each version is another"
+    )
     rejected, dead = seen["ends"]
     assert rejected.startswith("WeightsRejected: the engine does not compute with v5.l0")
     assert dead.startswith("EngineDead: the weights of v5.l0")

@@ -58,7 +58,9 @@ def test_the_cache_is_what_weights_and_workspace_leave_of_the_share(
 
 
 def test_a_model_without_room_for_one_context_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"is 0\.45: of a shared GPU of 24\.0 GB.*10\.8 GB.*15\.2 GB for weights"):
+    with pytest.raises(
+        ConfigError, match=r"is 0\.45: of a shared GPU of 24\.0 GB.*10\.8 GB.*15\.2 GB for weights"
+    ):
         shared_cache_bytes(replace(LARGE, gpu_bytes=24 * GB))
     with pytest.raises(ConfigError, match=r"25\.0 GB for the cache of one context"):
         shared_cache_bytes(replace(LARGE, context_bytes=25 * GB))
@@ -67,7 +69,9 @@ def test_a_model_without_room_for_one_context_is_refused_with_the_numbers() -> N
 
 @pytest.mark.process
 def test_the_size_is_read_from_vllms_own_config(tiny_models: tuple[Path, Path]) -> None:
-    settings = InferenceSettings(tiny_models[0], max_context_tokens=256, slots=8, gpu_memory_share=0.4, shares_gpu=True)
+    settings = InferenceSettings(
+        tiny_models[0], max_context_tokens=256, slots=8, gpu_memory_share=0.4, shares_gpu=True
+    )
     options = engine.engine_options(settings, on_cpu=False)
     environment = dict(os.environ)
     try:
@@ -83,7 +87,9 @@ def test_the_size_is_read_from_vllms_own_config(tiny_models: tuple[Path, Path]) 
     size = engine.engine_size(config, settings, 80 * GB)
     assert (size.hidden, size.feed_forward, size.vocabulary, size.requests) == (128, 256, 512, 8)
     assert size.largest_bytes == 2 * 512 * 128
-    assert size.context_bytes == 256 * (2 * 2 * 2 * 2 * 32)  # bfloat16, keys and values, layers, heads, width
+    assert size.context_bytes == 256 * (
+        2 * 2 * 2 * 2 * 32
+    )  # bfloat16, keys and values, layers, heads, width
     assert size.step_tokens == 2048  # 8 contexts of 256 tokens: more never come at once
     assert size.weights_bytes < (tiny_models[0] / "model.safetensors").stat().st_size
 
@@ -115,7 +121,10 @@ def test_a_cache_for_less_than_half_of_all_contexts_is_a_warning(
     blocks: int, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
-    engine.tell_cache(SimpleNamespace(cache_config=cache), InferenceSettings(Path(), max_context_tokens=128, slots=8))
+    engine.tell_cache(
+        SimpleNamespace(cache_config=cache),
+        InferenceSettings(Path(), max_context_tokens=128, slots=8),
+    )
     said = capsys.readouterr().out
     assert f"cache_tokens={blocks * 16}" in said or f'"cache_tokens": {blocks * 16}' in said
     assert ("cache_small" in said) == warns

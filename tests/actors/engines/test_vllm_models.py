@@ -75,7 +75,9 @@ def tied_with_head(path: Path, seed: int) -> Path:
 
 def as_frame(model: Path, path: Path) -> Path:
     """Write what a learner sends of a model."""
-    weights = {name: parts[0].detach() for name, parts in policy_weights(load_language_model(model))}
+    weights = {
+        name: parts[0].detach() for name, parts in policy_weights(load_language_model(model))
+    }
     write_weights_file(weights, path)
     return path
 
@@ -83,16 +85,23 @@ def as_frame(model: Path, path: Path) -> Path:
 def beside_a_second_copy(model: Path) -> Path:
     """Make one shard and an index of a model's file, beside Mistral's second copy under other names."""
     tensors = load_file(model / "model.safetensors")
-    save_file({f"layers.{name}": tensor for name, tensor in tensors.items()}, model / "consolidated.safetensors")
+    save_file(
+        {f"layers.{name}": tensor for name, tensor in tensors.items()},
+        model / "consolidated.safetensors",
+    )
     (model / "params.json").write_text("{}")
     shard = model / "model-00001-of-00001.safetensors"
     (model / "model.safetensors").rename(shard)
-    (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, shard.name)}))
+    (model / INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, shard.name)})
+    )
     return model
 
 
 def test_a_tied_model_whose_file_holds_its_head_takes_the_learners_frames(tmp_path: Path) -> None:
-    first, second = (tied_with_head(tmp_path / name, seed) for seed, name in enumerate(("first", "second")))
+    first, second = (
+        tied_with_head(tmp_path / name, seed) for seed, name in enumerate(("first", "second"))
+    )
     frames = [as_frame(model, tmp_path / f"{model.name}.safetensors") for model in (second, first)]
     assert "lm_head.weight" not in load_file(frames[0])
     began, changed, back = play(first, *frames)
@@ -106,7 +115,9 @@ def test_the_indexs_files_are_the_model_beside_a_second_copy(tmp_path: Path) -> 
     assert began == again
 
 
-def test_a_model_with_a_tensor_that_vllm_does_not_compute_with_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_model_with_a_tensor_that_vllm_does_not_compute_with_is_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
     model = make_tiny_qwen(tmp_path / "model", 0)
     tensors = load_file(model / "model.safetensors")
     for layer in range(2):  # vLLM passes over such tables, which it makes itself
@@ -131,7 +142,9 @@ def test_an_adapters_file_beside_the_model_is_refused_before_vllm_reads_it(tmp_p
 def test_a_hybrid_model_is_refused_on_a_cpu_where_its_convolutions_stay_old(tmp_path: Path) -> None:
     model = make_tiny_qwen(tmp_path / "model", 0)
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"layer_types": ["conv", "full_attention"]}))
+    (model / "config.json").write_text(
+        json.dumps(config | {"layer_types": ["conv", "full_attention"]})
+    )
     refused = played(model)
     assert refused.returncode == 1
     assert "a hybrid model" in refused.stderr

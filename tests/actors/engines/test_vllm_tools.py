@@ -21,11 +21,16 @@ WEATHER: Tools = (
         "function": {
             "name": "weather",
             "description": "tells the weather of a city",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
         },
     },
 )
-JSON_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+JSON_CALL = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+)
 XML_CALL = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
     "</function>\n</tool_call>"
@@ -42,7 +47,9 @@ def parsers() -> dict[str, ToolParser]:
 
 
 @pytest.mark.parametrize("family", CALLS)
-def test_the_parser_is_found_by_what_the_template_writes(parsers: dict[str, ToolParser], family: str) -> None:
+def test_the_parser_is_found_by_what_the_template_writes(
+    parsers: dict[str, ToolParser], family: str
+) -> None:
     call, read = CALLS[family], parsers[family].parse
     assert read(call, WEATHER) == Parsed("", "", (ROME,))
     assert read(f"Let me see.\n{call}\n{call}", WEATHER) == Parsed("Let me see.", "", (ROME, ROME))
@@ -55,13 +62,19 @@ def test_the_example_for_a_model_without_tools_has_a_template_that_a_parser_read
     assert parser_for(ChatTemplate(tool_tokenizer(template))).name == "hermes"
 
 
-@pytest.mark.parametrize("tokenizer", [marked_tokenizer(), tool_tokenizer(THINKING)], ids=["marked", "thinking"])
+@pytest.mark.parametrize(
+    "tokenizer", [marked_tokenizer(), tool_tokenizer(THINKING)], ids=["marked", "thinking"]
+)
 def test_a_template_that_thinks_before_it_calls_has_a_parser(tokenizer: Any) -> None:
     chat = ChatTemplate(tokenizer)
     parser = parser_for(chat)
     assert parser.name == "hermes"
-    assert parser.parse(f"<think>\nRome?\n</think>\n\n{JSON_CALL}", WEATHER) == Parsed("", "Rome?", (ROME,))
-    assert parser.parse(f"{chat.thought}Rome? {JSON_CALL}", WEATHER).calls == (() if chat.thought else (ROME,))
+    assert parser.parse(f"<think>\nRome?\n</think>\n\n{JSON_CALL}", WEATHER) == Parsed(
+        "", "Rome?", (ROME,)
+    )
+    assert parser.parse(f"{chat.thought}Rome? {JSON_CALL}", WEATHER).calls == (
+        () if chat.thought else (ROME,)
+    )
 
 
 @pytest.mark.parametrize("family", CALLS)
@@ -91,7 +104,9 @@ def test_what_is_not_whole_stays_text(parsers: dict[str, ToolParser], family: st
 
 
 @pytest.mark.parametrize("family", CALLS)
-def test_a_tool_that_is_not_there_is_left_to_the_environment(parsers: dict[str, ToolParser], family: str) -> None:
+def test_a_tool_that_is_not_there_is_left_to_the_environment(
+    parsers: dict[str, ToolParser], family: str
+) -> None:
     (call,) = parsers[family].parse(CALLS[family].replace("weather", "magic"), WEATHER).calls
     assert call.name == "magic"
 

@@ -57,7 +57,10 @@ def play(models: Sequence[Path], meeting: Path, workers: int) -> list[list[dict[
 @pytest.mark.parametrize("workers", [1, 2])
 def test_patched_layers_have_the_bits_of_loaded_ones(workers: int, tmp_path: Path) -> None:
     # The Llama's head is tied. The Qwen has a head of its own, and biases in its fused layer of queries, keys, values.
-    models = [add_frames(make_tiny_model(tmp_path / "llama")), add_frames(make_tiny_qwen(tmp_path / "qwen"))]
+    models = [
+        add_frames(make_tiny_model(tmp_path / "llama")),
+        add_frames(make_tiny_qwen(tmp_path / "qwen")),
+    ]
     for played in play(models, tmp_path / "meeting", workers):
         for seen in played:
             assert seen["takes"] and seen["after trial"] == []
@@ -67,14 +70,20 @@ def test_patched_layers_have_the_bits_of_loaded_ones(workers: int, tmp_path: Pat
                 assert step["after"] == []
                 assert step["probe"]["stale"] == [] == step["probe"]["uncovered"]
                 assert step["probe"]["compared"] > 4
-            assert "NaN" in seen["NaN"] and seen["after NaN"] == [], "it is vLLM's sign for a word that stays"
+            assert "NaN" in seen["NaN"] and seen["after NaN"] == [], (
+                "it is vLLM's sign for a word that stays"
+            )
             assert seen["on a wrong base"], "the probe finds what words leave behind"
 
 
 @pytest.mark.process
 def test_a_model_whose_loader_computes_what_it_stores_is_not_patched(tmp_path: Path) -> None:
-    (family,) = (family for family in FAMILIES if family.model_type == "falcon_h1")  # stores -exp of a file's decay
-    options = SMALL | family.options | {"hidden_size": 64, "head_dim": 32}  # vLLM has no heads of 16 on a CPU
+    (family,) = (
+        family for family in FAMILIES if family.model_type == "falcon_h1"
+    )  # stores -exp of a file's decay
+    options = (
+        SMALL | family.options | {"hidden_size": 64, "head_dim": 32}
+    )  # vLLM has no heads of 16 on a CPU
     config = AutoConfig.for_model(family.model_type, **options)
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path / "falcon")
     ((seen,),) = play([tmp_path / "falcon"], tmp_path / "meeting", workers=1)

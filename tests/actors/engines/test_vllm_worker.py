@@ -30,7 +30,9 @@ class MixedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.config = SimpleNamespace(tie_word_embeddings=True)
-        self.mixer = nn.ModuleDict({"conv1d": nn.Conv1d(6, 6, 4, groups=6), "out_proj": nn.Linear(6, 8, bias=False)})
+        self.mixer = nn.ModuleDict(
+            {"conv1d": nn.Conv1d(6, 6, 4, groups=6), "out_proj": nn.Linear(6, 8, bias=False)}
+        )
         self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(10, 6)})
         for layer in self.mixer.values():
             layer.quant_method = UnquantizedLinearMethod()  # type: ignore[assignment]
@@ -54,12 +56,19 @@ def saved(tensors: Mapping[str, Tensor], place: Path) -> list[str]:
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_convolution_is_compared_as_a_whole(packed: bool, tmp_path: Path) -> None:
     model = MixedModel()
-    worker, tensors = worker_of(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    worker, tensors = (
+        worker_of(model),
+        {name: tensor.clone() for name, tensor in model.state_dict().items()},
+    )
     if packed:  # as vLLM does where the CPU has bfloat16
         conv: Any = model.mixer["conv1d"]
         conv._cpu_unpacked_conv_weight = conv.weight.detach().squeeze(1)
         conv.weight = nn.Parameter(conv.weight.detach().flip(0).squeeze(1))
-    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {"stale": [], "compared": 4, "uncovered": []}
+    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {
+        "stale": [],
+        "compared": 4,
+        "uncovered": [],
+    }
     for name, stale in (
         (f"{CONV}.weight", f"{CONV}.weight"),
         (f"{CONV}.bias", f"{CONV}.bias"),
@@ -91,14 +100,20 @@ def test_fused_biases_are_compared_and_what_nothing_covers_is_named(tmp_path: Pa
     for kind in ("weight", "bias"):
         for name, part in zip("qkv", getattr(fused, kind).detach().chunk(3), strict=True):
             tensors[f"attention.{name}_proj.{kind}"] = part.clone()
-    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {"stale": [], "compared": 2, "uncovered": []}
+    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {
+        "stale": [],
+        "compared": 2,
+        "uncovered": [],
+    }
     for name, layer in (("k_proj.bias", "qkv_proj.bias"), ("v_proj.weight", "qkv_proj")):
         changed = tensors[f"attention.{name}"] + 1
         seen = worker.probe_frame(saved(tensors | {f"attention.{name}": changed}, tmp_path), 0)
         assert seen["stale"] == [f"attention.{layer}"]
     more = saved(tensors | {"attention.A_log": changed}, tmp_path)
     assert worker.probe_frame(more, 0)["uncovered"] == ["attention.A_log"]
-    halves = ({name: t for name, t in tensors.items() if kind in name} for kind in ("weight", "bias"))
+    halves = (
+        {name: t for name, t in tensors.items() if kind in name} for kind in ("weight", "bias")
+    )
     paths = []
     for number, half in enumerate(halves):
         (tmp_path / str(number)).mkdir()
@@ -130,10 +145,17 @@ class Fp8LinearMethod: ...
 
 @pytest.mark.parametrize(
     ("extra", "plain"),
-    [(Attention(), True), (Attention(torch.zeros(2)), False), (MLAAttention(), False), (nn.Linear(2, 2), False)],
+    [
+        (Attention(), True),
+        (Attention(torch.zeros(2)), False),
+        (MLAAttention(), False),
+        (nn.Linear(2, 2), False),
+    ],
     ids=["attention", "attention with sinks", "compressed attention", "a quantised layer"],
 )
-def test_layers_are_plain_if_all_compute_with_their_parameters(extra: nn.Module, plain: bool) -> None:
+def test_layers_are_plain_if_all_compute_with_their_parameters(
+    extra: nn.Module, plain: bool
+) -> None:
     model = MixedModel()
     if isinstance(extra, nn.Linear):
         extra.quant_method = Fp8LinearMethod()  # type: ignore[assignment]
@@ -152,7 +174,9 @@ def test_on_a_gpu_a_worker_takes_words_if_the_trial_was_right_and_loads_its_weig
 ) -> None:
     tried: list[Any] = []
     reloads: list[bool] = []
-    monkeypatch.setattr(vllm_words, "takes_words", lambda model, shapes: tried.append(shapes) or right)
+    monkeypatch.setattr(
+        vllm_words, "takes_words", lambda model, shapes: tried.append(shapes) or right
+    )
     worker = worker_of(MixedModel().to("meta"))  # not the CPU: a patch is fast there
     worker.reload_weights = lambda: reloads.append(True)
     shapes = {"mixer.out_proj.weight": (8, 6)}

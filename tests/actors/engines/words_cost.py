@@ -27,14 +27,23 @@ from tests.actors.engines.plain_worker import plain_worker
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a directory of the hub's, in bfloat16 (SmolLM2-135M)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, help="a directory of the hub's, in bfloat16 (SmolLM2-135M)"
+    )
     parser.add_argument("--share", type=float, default=0.003, help="share of the words that change")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="horizonrl-bench-") as folder:
-        measure(arguments.model or resolve_model(SMOLLM2), arguments.share, arguments.rounds, Path(folder))
+        measure(
+            arguments.model or resolve_model(SMOLLM2),
+            arguments.share,
+            arguments.rounds,
+            Path(folder),
+        )
 
 
 def measure(model_dir: Path, share: float, rounds: int, folder: Path) -> None:
@@ -65,12 +74,20 @@ def measure(model_dir: Path, share: float, rounds: int, folder: Path) -> None:
             "load the words": lambda: worker.load_words(str(new), str(path_of(words))),
             "probe": lambda: worker.probe_frame([str(new)], 1),
         }
-        print(f"{len(positions_W)} of {len(image_W)} words changed; median [lowest, highest] of {rounds}")
+        print(
+            f"{len(positions_W)} of {len(image_W)} words changed; median [lowest, highest] of {rounds}"
+        )
         for name, way in ways.items():
             print(f"{name:28}{timed(way, rounds)} CPU s", flush=True)
         seen = worker.probe_frame([str(new)], 1)
-        print(f"probed: {seen['compared']} compared, stale {seen['stale']}, uncovered {seen['uncovered']}")
-        sizes = {"file": len(data), "words": path_of(words).stat().st_size, "note": note.stat().st_size}
+        print(
+            f"probed: {seen['compared']} compared, stale {seen['stale']}, uncovered {seen['uncovered']}"
+        )
+        sizes = {
+            "file": len(data),
+            "words": path_of(words).stat().st_size,
+            "note": note.stat().st_size,
+        }
         print(*(f"{name}: {size / 1e6:.2f} MB" for name, size in sizes.items()), sep="\n")
 
 

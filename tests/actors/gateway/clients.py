@@ -30,7 +30,11 @@ SCHEMA: Any = {
     "function": {
         "name": "say",
         "description": "Say a text in the game.",
-        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+        },
     },
 }
 
@@ -43,15 +47,23 @@ def openai_chat(task: dict[str, Any], stream: bool = False) -> None:
         with OpenAI() as client:
             while True:
                 if stream:
-                    with client.chat.completions.stream(model="m", messages=messages, tools=[SCHEMA]) as events:
+                    with client.chat.completions.stream(
+                        model="m", messages=messages, tools=[SCHEMA]
+                    ) as events:
                         message: Any = events.get_final_completion().choices[0].message
                 else:
-                    reply = client.chat.completions.create(model="m", messages=messages, tools=[SCHEMA])
+                    reply = client.chat.completions.create(
+                        model="m", messages=messages, tools=[SCHEMA]
+                    )
                     message = reply.choices[0].message
-                messages.append(message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}))
+                messages.append(
+                    message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+                )
                 for call in messages[-1].get("tool_calls", ()):
                     text = json.loads(call["function"]["arguments"])["text"]
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": say(text)})
+                    messages.append(
+                        {"role": "tool", "tool_call_id": call["id"], "content": say(text)}
+                    )
                 if not message.tool_calls:
                     return
 
@@ -68,7 +80,9 @@ def openai_agents(task: dict[str, Any], stream: bool = False) -> None:
     set_tracing_disabled(True)
 
     def play(game: Game, say: Callable[[str], str]) -> None:
-        agent = Agent(name="player", instructions=QUESTION, tools=[function_tool(say)], model="gpt-4o")
+        agent = Agent(
+            name="player", instructions=QUESTION, tools=[function_tool(say)], model="gpt-4o"
+        )
 
         async def streamed() -> None:
             result = Runner.run_streamed(agent, game.observation)
@@ -91,8 +105,14 @@ def smolagents_tools(task: dict[str, Any]) -> None:
     from smolagents import OpenAIModel, ToolCallingAgent, tool
 
     def play(game: Game, say: Callable[[str], str]) -> None:
-        model = OpenAIModel(model_id="m", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
-        ToolCallingAgent(tools=[tool(say)], model=model, verbosity_level=0).run(f"{game.observation} {QUESTION}")
+        model = OpenAIModel(
+            model_id="m",
+            api_base=os.environ["OPENAI_BASE_URL"],
+            api_key=os.environ["OPENAI_API_KEY"],
+        )
+        ToolCallingAgent(tools=[tool(say)], model=model, verbosity_level=0).run(
+            f"{game.observation} {QUESTION}"
+        )
 
     playing(play, task)
 
@@ -101,8 +121,14 @@ def smolagents_code(task: dict[str, Any]) -> None:
     from smolagents import CodeAgent, OpenAIModel, tool
 
     def play(game: Game, say: Callable[[str], str]) -> None:
-        model = OpenAIModel(model_id="m", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
-        CodeAgent(tools=[tool(say)], model=model, verbosity_level=0).run(f"{game.observation} {QUESTION}")
+        model = OpenAIModel(
+            model_id="m",
+            api_base=os.environ["OPENAI_BASE_URL"],
+            api_key=os.environ["OPENAI_API_KEY"],
+        )
+        CodeAgent(tools=[tool(say)], model=model, verbosity_level=0).run(
+            f"{game.observation} {QUESTION}"
+        )
 
     playing(play, task)
 
@@ -132,7 +158,9 @@ def langchain_batch(task: dict[str, Any]) -> None:
     from langchain_openai import ChatOpenAI
 
     def play(game: Game, say: Callable[[str], str]) -> None:
-        for reply in ChatOpenAI(model="m").batch([f"{number}. {game.observation}" for number in range(4)]):
+        for reply in ChatOpenAI(model="m").batch(
+            [f"{number}. {game.observation}" for number in range(4)]
+        ):
             say(str(reply.content))
 
     playing(play, task)

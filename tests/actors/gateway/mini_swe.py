@@ -22,7 +22,11 @@ def main() -> None:
 
     task: dict[str, Any] = json.loads(Path(os.environ["TASK_FILE"]).read_text())
     config = yaml.safe_load(get_config_path("mini").read_text())
-    known = {key: value for key, value in config["agent"].items() if key in ("system_template", "instance_template")}
+    known = {
+        key: value
+        for key, value in config["agent"].items()
+        if key in ("system_template", "instance_template")
+    }
     kept = {key: value for key, value in config["model"].items() if key.endswith("_template")}
     model = LitellmModel(model_name="openai/policy", **kept)
     DefaultAgent(model, LocalEnvironment(), **known).run(task["question"])

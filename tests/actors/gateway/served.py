@@ -28,7 +28,11 @@ TOOL: dict[str, Any] = {
     "function": {
         "name": "go",
         "description": "Go somewhere.",
-        "parameters": {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"to": {"type": "string"}},
+            "required": ["to"],
+        },
     },
 }
 
@@ -100,7 +104,10 @@ class Played:
 
 
 def ticket(
-    horizon_turns: int = 8, max_turn_tokens: int = 256, announce: bool = False, seed: int | None = None
+    horizon_turns: int = 8,
+    max_turn_tokens: int = 256,
+    announce: bool = False,
+    seed: int | None = None,
 ) -> Ticket:
     return Ticket(
         number=0,
@@ -123,13 +130,20 @@ async def gateway_of(policy: Any, parser: Any = None, **options: Any) -> AsyncIt
 async def session_of(
     policy: Any, order: Ticket | None = None, **options: Any
 ) -> AsyncIterator[tuple[Gateway, Session]]:
-    async with gateway_of(policy, **options) as gateway, gateway.session(order or ticket(), 0) as session:
+    async with (
+        gateway_of(policy, **options) as gateway,
+        gateway.session(order or ticket(), 0) as session,
+    ):
         yield gateway, session
 
 
 @asynccontextmanager
-async def client_of(gateway: Gateway, session: Session, **options: Any) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=gateway.base_url, api_key=session.key, **{"max_retries": 0} | options) as client:
+async def client_of(
+    gateway: Gateway, session: Session, **options: Any
+) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(
+        base_url=gateway.base_url, api_key=session.key, **{"max_retries": 0} | options
+    ) as client:
         yield client
 
 
@@ -137,7 +151,10 @@ async def client_of(gateway: Gateway, session: Session, **options: Any) -> Async
 async def client(
     policy: Any, order: Ticket | None = None, **options: Any
 ) -> AsyncIterator[tuple[AsyncOpenAI, Session]]:
-    async with session_of(policy, order) as (gateway, session), client_of(gateway, session, **options) as openai:
+    async with (
+        session_of(policy, order) as (gateway, session),
+        client_of(gateway, session, **options) as openai,
+    ):
         yield openai, session
 
 

@@ -11,7 +11,13 @@ import pytest
 from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.types import Episode, StopReason
 from horizonrl.envs import registry
-from tests.actors.gateway.served import CHAT, Remembering, assert_trained_is_sampled, gateway_of, ticket
+from tests.actors.gateway.served import (
+    CHAT,
+    Remembering,
+    assert_trained_is_sampled,
+    gateway_of,
+    ticket,
+)
 
 CLIENTS = Path(__file__).with_name("clients.py")
 
@@ -27,7 +33,11 @@ def calls_then_stops(read: str) -> str:
 
 def calls_then_answers(read: str) -> str:
     """As smolagents wants it: the end is a call too."""
-    return call("say", text="even") if read.count("even, again") < 4 else call("final_answer", answer="done")
+    return (
+        call("say", text="even")
+        if read.count("even, again") < 4
+        else call("final_answer", answer="done")
+    )
 
 
 def codes(read: str) -> str:
@@ -69,7 +79,11 @@ def test_a_client_plays_an_environment_of_ours_and_its_sampled_ids_are_the_train
 
     episode = asyncio.run(scenario())
     assert episode.error is None
-    assert (episode.stop, episode.success, episode.episode_return) == (StopReason.TERMINATED, True, 2.0)
+    assert (episode.stop, episode.success, episode.episode_return) == (
+        StopReason.TERMINATED,
+        True,
+        2.0,
+    )
     assert (len(episode.turns), 1 + len(episode.branches)) == (calls, branches)
     assert all(turn.trained for turn in episode.turns)
     assert_trained_is_sampled(episode, policy, stops=package == "smolagents")
@@ -87,7 +101,9 @@ def works(read: str) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(MINI_SWE not in os.environ, reason=f"mini-swe-agent needs its own environment: set {MINI_SWE}")
+@pytest.mark.skipif(
+    MINI_SWE not in os.environ, reason=f"mini-swe-agent needs its own environment: set {MINI_SWE}"
+)
 def test_mini_swe_agent_solves_a_task_with_its_shell(tmp_path: Path) -> None:
     policy = Remembering(works, max_context_tokens=100_000)
     (tmp_path / "tasks.jsonl").write_text('{"id": "one", "question": "Write 42 to answer.txt."}\n')
@@ -101,6 +117,10 @@ def test_mini_swe_agent_solves_a_task_with_its_shell(tmp_path: Path) -> None:
 
     episode = asyncio.run(scenario())
     assert episode.error is None
-    assert (episode.stop, episode.episode_return, len(episode.turns)) == (StopReason.TERMINATED, 1.0, 2)
+    assert (episode.stop, episode.episode_return, len(episode.turns)) == (
+        StopReason.TERMINATED,
+        1.0,
+        2,
+    )
     assert episode.branches == ()
     assert_trained_is_sampled(episode, policy)

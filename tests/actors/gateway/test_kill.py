@@ -56,7 +56,9 @@ async def programs_of(actor: int, count: int) -> list[psutil.Process]:
 
 @pytest.mark.process
 def test_an_actor_that_is_killed_leaves_no_program_and_no_port(tasks: str) -> None:
-    actor = subprocess.Popen([sys.executable, "-c", ACTOR, tasks], stdout=subprocess.PIPE, text=True)
+    actor = subprocess.Popen(
+        [sys.executable, "-c", ACTOR, tasks], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert actor.stdout is not None
         port = int(actor.stdout.readline())
@@ -79,11 +81,16 @@ def test_a_program_that_is_killed_breaks_its_episode_alone(tasks: str, victim: s
         async with gateway_of(Remembering(lambda read: "ok")) as served:
             rollout = Rollout(served.policy, CHAT, None, 5.0, gateway=served)
             options = {"program": f"{AGENT}:hang", "tasks": tasks}
-            playing = asyncio.create_task(play(lambda: registry.make("program", options), rollout, ticket(), 0))
+            playing = asyncio.create_task(
+                play(lambda: registry.make("program", options), rollout, ticket(), 0)
+            )
             async with asyncio.timeout(60):
                 while not served.metrics.value("gateway_calls_total", reason="answered"):
                     await asyncio.sleep(0.02)
-            program = max(psutil.Process().children(recursive=True), key=lambda process: len(process.parents()))
+            program = max(
+                psutil.Process().children(recursive=True),
+                key=lambda process: len(process.parents()),
+            )
             keeper = program.parent()
             assert keeper is not None
             os.kill((keeper if victim == "keeper" else program).pid, signal.SIGKILL)

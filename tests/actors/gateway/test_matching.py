@@ -16,17 +16,30 @@ from horizonrl.actors.gateway.matching import MatchingGraph, TooManyBranches, ca
 from horizonrl.actors.gateway.session import Call, Session
 from horizonrl.actors.policy import Generation
 from horizonrl.common.types import MAX_BRANCHES, StopReason, VersionSpan
-from tests.actors.gateway.served import CHAT, TOOL, JsonCalls, Remembering, assert_trained_is_sampled, ticket
+from tests.actors.gateway.served import (
+    CHAT,
+    TOOL,
+    JsonCalls,
+    Remembering,
+    assert_trained_is_sampled,
+    ticket,
+)
 
 TEXTS = st.sampled_from(["", "go on", "<|im_end|>", "a\nb ", "<|im_start|>assistant\n", "é"])
 TAILS = st.one_of(
     TEXTS.map(lambda text: (ChatMessage("user", text),)),
     TEXTS.map(lambda text: (ChatMessage("tool", text),)),
-    TEXTS.map(lambda text: (ChatMessage("tool", text), ChatMessage("tool", "b"), ChatMessage("user", "c"))),
+    TEXTS.map(
+        lambda text: (ChatMessage("tool", text), ChatMessage("tool", "b"), ChatMessage("user", "c"))
+    ),
     st.just((ChatMessage("user", "one"), ChatMessage("user", "two"))),  # as in a group chat
     st.just((ChatMessage("system", "be quick"),)),
 )
-STEPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3), TAILS, st.integers(1, 3)), min_size=1, max_size=8)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 7), st.integers(0, 3), TAILS, st.integers(1, 3)),
+    min_size=1,
+    max_size=8,
+)
 """(which history goes on, how many of its last messages are dropped, what follows, how often at once)."""
 
 
@@ -41,12 +54,18 @@ def test_every_call_of_a_random_program_stands_in_the_record_once(
 ) -> None:
     async def scenario() -> None:
         policy = Remembering(seed=seed)
-        session = Session(policy, CHAT, ticket(horizon_turns=99, max_turn_tokens=8), 0, parser=JsonCalls())
+        session = Session(
+            policy, CHAT, ticket(horizon_turns=99, max_turn_tokens=8), 0, parser=JsonCalls()
+        )
         histories: list[tuple[ChatMessage, ...]] = [(ChatMessage("user", "begin"),)]
         for which, dropped, tail, times in steps:
             history = histories[which % len(histories)]
             history = history[: max(0, len(history) - dropped)]
-            messages = (*history, *tail) if history and history[-1].role == "assistant" else (*history, *tail[-1:])
+            messages = (
+                (*history, *tail)
+                if history and history[-1].role == "assistant"
+                else (*history, *tail[-1:])
+            )
             request = CallRequest(messages, (TOOL,) if tools else ())
             calls: list[Call] = []
             for _ in range(times):
@@ -67,7 +86,9 @@ def test_every_call_of_a_random_program_stands_in_the_record_once(
 
 
 def generation(*ids: int) -> Generation:
-    return Generation(ids, (-0.5,) * len(ids), (VersionSpan(version=0, lineage=0, tokens=len(ids)),))
+    return Generation(
+        ids, (-0.5,) * len(ids), (VersionSpan(version=0, lineage=0, tokens=len(ids)),)
+    )
 
 
 def test_a_linear_program_has_no_branches_and_observations_between_its_turns() -> None:
@@ -76,7 +97,12 @@ def test_a_linear_program_has_no_branches_and_observations_between_its_turns() -
     for number in range(3):
         sample = graph.reserve(messages)
         sample.appended_ids, sample.delivered = (number,), True
-        graph.complete(sample, generation(10 + number), reply := ChatMessage("assistant", f"r{number}"), f"r{number}")
+        graph.complete(
+            sample,
+            generation(10 + number),
+            reply := ChatMessage("assistant", f"r{number}"),
+            f"r{number}",
+        )
         messages = (*messages, reply, ChatMessage("user", f"u{number}"))
     episode = graph.episode(0, StopReason.TERMINATED, reward=2.0)
     assert (episode.branches, episode.prompt_ids, episode.prompt) == ((), (0,), "hi")
@@ -137,7 +163,11 @@ def test_a_reply_is_known_by_role_content_and_calls_and_reasoning_may_be_left_ou
 
 def test_equal_replies_are_continued_one_by_one() -> None:
     """Parallel samples of one prompt may be equal; each has its own ids."""
-    graph, first, answer = MatchingGraph(), (ChatMessage("user", "hi"),), ChatMessage("assistant", "a")
+    graph, first, answer = (
+        MatchingGraph(),
+        (ChatMessage("user", "hi"),),
+        ChatMessage("assistant", "a"),
+    )
     roots = [graph.reserve(first) for _ in range(2)]
     for root, token in zip(roots, (5, 6), strict=True):
         graph.complete(root, generation(token), answer, "a")
@@ -159,7 +189,12 @@ def test_replies_that_differ_in_white_space_alone_are_told_apart_by_clients_that
     assert [graph.reserve(messages).parent for messages in following] == replies
     last = graph.reserve(following[1])
     graph.complete(last, generation(6), reply := ChatMessage("assistant", "on\n"), "on\n")
-    trimmed = (*first, ChatMessage("assistant", "ok"), ChatMessage("user", "x"), replace(reply, content="on"))
+    trimmed = (
+        *first,
+        ChatMessage("assistant", "ok"),
+        ChatMessage("user", "x"),
+        replace(reply, content="on"),
+    )
     assert graph.reserve((*trimmed, ChatMessage("user", "y"))).parent is last
 
 
@@ -184,7 +219,9 @@ def test_the_deepest_reply_is_continued() -> None:
     graph, messages = MatchingGraph(), (ChatMessage("user", "hi"),)
     for number in range(3):
         sample = graph.reserve(messages)
-        graph.complete(sample, generation(number), reply := ChatMessage("assistant", str(number)), "")
+        graph.complete(
+            sample, generation(number), reply := ChatMessage("assistant", str(number)), ""
+        )
         messages = (*messages, reply, ChatMessage("user", "on"))
     assert graph.reserve(messages).parent is sample
 
@@ -201,7 +238,10 @@ def test_an_episode_has_no_more_branches_than_a_record() -> None:
 def test_arguments_have_one_spelling(arguments: dict[str, object]) -> None:
     import json
 
-    spellings = {canonical(json.dumps(arguments, indent=indent, ensure_ascii=indent is None)) for indent in (None, 1)}
+    spellings = {
+        canonical(json.dumps(arguments, indent=indent, ensure_ascii=indent is None))
+        for indent in (None, 1)
+    }
     assert len(spellings) == 1
     assert canonical("{broken") == "{broken"
 

@@ -13,7 +13,16 @@ from horizonrl.actors.gateway.chat_completions import parse
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import EngineDead, PolicyFailure
 from horizonrl.common.types import StopReason
-from tests.actors.gateway.served import HELLO, Remembering, client, client_of, gateway_of, run, session_of, ticket
+from tests.actors.gateway.served import (
+    HELLO,
+    Remembering,
+    client,
+    client_of,
+    gateway_of,
+    run,
+    session_of,
+    ticket,
+)
 
 
 class Gated(Remembering):
@@ -40,7 +49,9 @@ def test_a_retry_joins_the_call_of_a_client_that_has_gone_and_never_that_of_anot
         async with client(policy) as (openai, session):
 
             async def ask(**headers: str) -> str:
-                reply = await openai.chat.completions.create(model="m", messages=HELLO, extra_headers=headers)
+                reply = await openai.chat.completions.create(
+                    model="m", messages=HELLO, extra_headers=headers
+                )
                 return reply.id
 
             async def begun(calls: int) -> None:
@@ -145,7 +156,9 @@ def test_an_answer_that_nobody_waits_for_is_counted_and_not_trained() -> None:
         async with client(policy) as (openai, session):
             await hang_up(openai, policy)
             policy.gate.set()
-            await openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "again"}])
+            await openai.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "again"}]
+            )
         episode = session.graph.episode(0, StopReason.TERMINATED)
         assert [turn.trained for turn in episode.turns] == [False, True]
 
@@ -155,7 +168,9 @@ def test_an_answer_that_nobody_waits_for_is_counted_and_not_trained() -> None:
 def test_a_call_can_be_kept_out_of_the_loss() -> None:
     async def scenario() -> None:
         async with client(Remembering(lambda read: "ok")) as (openai, session):
-            await openai.chat.completions.create(model="m", messages=HELLO, extra_headers={"X-Train": "0"})
+            await openai.chat.completions.create(
+                model="m", messages=HELLO, extra_headers={"X-Train": "0"}
+            )
             await openai.chat.completions.create(model="m", messages=HELLO)
         turns = session.graph.episode(0, StopReason.TERMINATED).turns
         assert [turn.trained for turn in turns] == [False, True]
@@ -176,13 +191,18 @@ class Failing(Remembering):
 
 def test_an_engines_failure_is_503_costs_no_call_and_is_forgotten_after_a_success() -> None:
     async def scenario() -> None:
-        async with client(Failing(PolicyFailure("aborted")), ticket(horizon_turns=1)) as (openai, session):
+        async with client(Failing(PolicyFailure("aborted")), ticket(horizon_turns=1)) as (
+            openai,
+            session,
+        ):
             with pytest.raises(InternalServerError) as failed:
                 await openai.chat.completions.create(model="m", messages=HELLO)
             assert (failed.value.status_code, failed.value.code) == (503, "engine_failed")
             assert session.failure is not None
             # The client's own retries succeed.
-            await openai.with_options(max_retries=2).chat.completions.create(model="m", messages=HELLO)
+            await openai.with_options(max_retries=2).chat.completions.create(
+                model="m", messages=HELLO
+            )
             assert session.failure is None
 
     run(scenario)
@@ -203,8 +223,13 @@ def test_the_end_of_an_episode_answers_what_is_in_flight() -> None:
     async def scenario() -> None:
         policy = Gated()
         async with gateway_of(policy) as gateway:
-            async with gateway.session(ticket(), 0) as session, client_of(gateway, session) as openai:
-                waiting = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
+            async with (
+                gateway.session(ticket(), 0) as session,
+                client_of(gateway, session) as openai,
+            ):
+                waiting = asyncio.create_task(
+                    openai.chat.completions.create(model="m", messages=HELLO)
+                )
                 await asyncio.sleep(0.2)
                 await session.close()
                 with pytest.raises(APIStatusError) as over:
@@ -244,7 +269,9 @@ def test_a_stream_without_a_client_is_not_kept_alive(
 
         monkeypatch.setattr(server.Gateway, "_stream", noted)
         async with client(policy) as (openai, _):
-            asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO, stream=True))
+            asking = asyncio.create_task(
+                openai.chat.completions.create(model="m", messages=HELLO, stream=True)
+            )
             await policy.asked.wait()
             asking.cancel()
             async with asyncio.timeout(5):

@@ -43,12 +43,17 @@ def test_a_conversation_is_one_branch_whose_ids_are_those_that_were_sampled() ->
         async with client(policy) as (openai, session):
             messages = list(HELLO)
             for left in (7, 6, 5):
-                raw = await openai.chat.completions.with_raw_response.create(model="any", messages=messages)
+                raw = await openai.chat.completions.with_raw_response.create(
+                    model="any", messages=messages
+                )
                 reply = raw.parse()
                 assert raw.headers["x-horizonrl-calls-left"] == str(left)
                 choice = reply.choices[0]
                 assert (choice.message.content, choice.finish_reason) == ("ok", "stop")
-                messages += [choice.message.model_dump(exclude_none=True), {"role": "user", "content": "on"}]
+                messages += [
+                    choice.message.model_dump(exclude_none=True),
+                    {"role": "user", "content": "on"},
+                ]
         episode = session.graph.episode(0, StopReason.TERMINATED)
         assert (episode.branches, len(episode.turns)) == ((), 3)
         assert_trained_is_sampled(episode, policy)
@@ -68,7 +73,10 @@ def test_tool_calls_are_served_and_their_results_continue_the_branch() -> None:
             assert message.content == "sure"
             assert message.tool_calls is not None
             call: Any = message.tool_calls[0]
-            assert (call.function.name, json.loads(call.function.arguments)) == ("go", {"to": "north"})
+            assert (call.function.name, json.loads(call.function.arguments)) == (
+                "go",
+                {"to": "north"},
+            )
             result: Any = {"role": "tool", "tool_call_id": call.id, "content": "result <|im_end|>"}
             messages: Any = [*HELLO, message.model_dump(exclude_none=True), result]
             last = await openai.chat.completions.create(model="m", messages=messages, tools=tools)
@@ -77,7 +85,9 @@ def test_tool_calls_are_served_and_their_results_continue_the_branch() -> None:
         assert episode.branches == ()
         assert_trained_is_sampled(episode, policy)
         special = CHAT.end_of_turn
-        assert episode.turns[0].observation_ids.count(special or -1) == 1, "a result cannot end a turn"
+        assert episode.turns[0].observation_ids.count(special or -1) == 1, (
+            "a result cannot end a turn"
+        )
 
     run(scenario)
 
@@ -92,7 +102,10 @@ def test_results_are_rendered_in_the_order_of_the_calls_that_they_answer() -> No
             message = first.choices[0].message
             assert message.tool_calls is not None
             a, b = (call.id for call in message.tool_calls)
-            results = [{"role": "tool", "tool_call_id": i, "content": t} for i, t in ((b, "[b]"), (a, "[a]"))]
+            results = [
+                {"role": "tool", "tool_call_id": i, "content": t}
+                for i, t in ((b, "[b]"), (a, "[a]"))
+            ]
             messages: Any = [*HELLO, message.model_dump(exclude_none=True), *results]
             await openai.chat.completions.create(model="m", messages=messages, tools=tools)
         read = CHAT.decode(session.graph.episode(0, StopReason.TERMINATED).turns[0].observation_ids)
@@ -104,7 +117,10 @@ def test_results_are_rendered_in_the_order_of_the_calls_that_they_answer() -> No
 @pytest.mark.parametrize("tools", [(), (TOOL,)])
 def test_a_thought_that_the_prompt_began_and_the_limit_cut_is_no_answer(tools: Any) -> None:
     async def scenario() -> None:
-        chat, policy = ChatTemplate(tool_tokenizer(THINKING)), Remembering(lambda read: "I go on and on" * 9)
+        chat, policy = (
+            ChatTemplate(tool_tokenizer(THINKING)),
+            Remembering(lambda read: "I go on and on" * 9),
+        )
         async with (
             Gateway(policy, chat, JsonCalls()).open() as gateway,
             gateway.session(ticket(max_turn_tokens=8), 0) as session,
@@ -119,7 +135,9 @@ def test_a_thought_that_the_prompt_began_and_the_limit_cut_is_no_answer(tools: A
 
 
 @pytest.mark.parametrize("usage", [True, False])
-def test_a_stream_has_the_whole_reply_and_its_end(usage: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_has_the_whole_reply_and_its_end(
+    usage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.01)
 
     async def scenario() -> None:
@@ -132,10 +150,17 @@ def test_a_stream_has_the_whole_reply_and_its_end(usage: bool, monkeypatch: pyte
             )
             chunks = [chunk async for chunk in stream]
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
+        calls = [
+            call
+            for chunk in chunks
+            if chunk.choices
+            for call in chunk.choices[0].delta.tool_calls or ()
+        ]
         assert text == "sure"
         assert [call.function and call.function.arguments for call in calls] == ['{"to": "north"}']
-        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "tool_calls"
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][
+            -1
+        ] == "tool_calls"
         assert (chunks[-1].usage is not None) is usage
         assert session.answered == 1
 
@@ -146,16 +171,27 @@ def test_stop_strings_end_the_text_and_the_ids_are_kept_through_the_match() -> N
     async def scenario() -> None:
         policy = Remembering(lambda read: "think\nObservation: I make it up")
         async with client(policy) as (openai, session):
-            reply = await openai.chat.completions.create(model="m", messages=HELLO, stop=["Observation:", "zzz"])
-            assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("think\n", "stop")
-            messages: Any = [*HELLO, {"role": "assistant", "content": "think\n"}, {"role": "user", "content": "seen"}]
+            reply = await openai.chat.completions.create(
+                model="m", messages=HELLO, stop=["Observation:", "zzz"]
+            )
+            assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (
+                "think\n",
+                "stop",
+            )
+            messages: Any = [
+                *HELLO,
+                {"role": "assistant", "content": "think\n"},
+                {"role": "user", "content": "seen"},
+            ]
             await openai.chat.completions.create(model="m", messages=messages)
         episode = session.graph.episode(0, StopReason.TERMINATED)
         sampled, kept = policy.answered[0].generation.ids, episode.turns[0].output_ids
         assert (kept, episode.branches) == (sampled[: len(kept)], ())
         assert CHAT.decode(kept).endswith("Observation:")
         assert len(kept) == len(episode.turns[0].logprobs) < len(sampled)
-        assert policy.answered[1].ids == episode.prompt_ids + kept + episode.turns[0].observation_ids
+        assert (
+            policy.answered[1].ids == episode.prompt_ids + kept + episode.turns[0].observation_ids
+        )
 
     run(scenario)
 
@@ -164,11 +200,16 @@ def test_logprobs_are_those_of_the_sampled_tokens() -> None:
     async def scenario() -> None:
         policy = Remembering()
         async with client(policy) as (openai, _):
-            reply = await openai.chat.completions.create(model="m", messages=HELLO, logprobs=True, max_tokens=5)
+            reply = await openai.chat.completions.create(
+                model="m", messages=HELLO, logprobs=True, max_tokens=5
+            )
         logprobs = reply.choices[0].logprobs
         assert logprobs is not None
         assert logprobs.content is not None
-        assert tuple(token.logprob for token in logprobs.content) == policy.answered[0].generation.logprobs
+        assert (
+            tuple(token.logprob for token in logprobs.content)
+            == policy.answered[0].generation.logprobs
+        )
         assert reply.usage is not None
         assert reply.usage.completion_tokens == len(logprobs.content) <= 5
         assert reply.usage.prompt_tokens == len(policy.answered[0].ids)
@@ -180,11 +221,18 @@ def test_sampling_is_the_tickets_and_what_has_no_effect_is_said() -> None:
     async def scenario() -> None:
         policy = Remembering(lambda read: "ok " * 50)
         async with client(policy, ticket(max_turn_tokens=7)) as (openai, session):
-            options: Any = {"temperature": 0.2, "seed": 3, "logit_bias": {"5": 1}, "tool_choice": "required"}
+            options: Any = {
+                "temperature": 0.2,
+                "seed": 3,
+                "logit_bias": {"5": 1},
+                "tool_choice": "required",
+            }
             raw = await openai.chat.completions.with_raw_response.create(
                 model="m", messages=HELLO, max_tokens=99, tools=[TOOL], **options
             )
-            assert raw.headers["x-horizonrl-ignored"] == "logit_bias, seed, temperature, tool_choice"
+            assert (
+                raw.headers["x-horizonrl-ignored"] == "logit_bias, seed, temperature, tool_choice"
+            )
             assert session.metrics.value("gateway_parameters_ignored_total") == 4
             choice = raw.parse().choices[0]
             assert choice.finish_reason == "length"
@@ -200,11 +248,20 @@ def test_sampling_is_the_tickets_and_what_has_no_effect_is_said() -> None:
         ({"functions": [{"name": "f"}]}, "unsupported_parameter"),
         ({"messages": []}, "invalid_request"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "invalid_request"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "unsupported_content",
+        ),
         ({"tools": [{"type": "function", "name": "go"}]}, "invalid_request"),
         ({"tools": ["go"]}, "invalid_request"),
-        ({"tools": [TOOL | {"function": TOOL["function"] | {"description": {"en": "Go."}}}]}, "invalid_request"),
-        ({"messages": [{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}]}, "invalid_conversation"),
+        (
+            {"tools": [TOOL | {"function": TOOL["function"] | {"description": {"en": "Go."}}}]},
+            "invalid_request",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}]},
+            "invalid_conversation",
+        ),
         ({"max_tokens": 0}, "invalid_request"),
         ({"stop": [""]}, "invalid_request"),
         ({"messages": [{"role": "user"}]}, "invalid_request"),
@@ -216,7 +273,9 @@ def test_sampling_is_the_tickets_and_what_has_no_effect_is_said() -> None:
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "context_length_exceeded"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_a_code_and_costs_no_call(body: dict[str, Any], code: str) -> None:
+def test_what_cannot_be_served_is_refused_with_a_code_and_costs_no_call(
+    body: dict[str, Any], code: str
+) -> None:
     async def scenario() -> None:
         policy = Remembering(lambda read: "ok", max_context_tokens=2000)
         async with client(policy, ticket(horizon_turns=1)) as (openai, _):
@@ -237,8 +296,13 @@ def test_a_text_far_beyond_the_context_is_not_rendered_on_the_event_loop(
     async def scenario() -> None:
         async with client(Remembering(max_context_tokens=2000)) as (openai, session):
             with pytest.raises(BadRequestError) as refused:
-                await openai.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])
-            assert (refused.value.code, session.cut) == ("context_length_exceeded", StopReason.CONTEXT)
+                await openai.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": content}]
+                )
+            assert (refused.value.code, session.cut) == (
+                "context_length_exceeded",
+                StopReason.CONTEXT,
+            )
 
     run(scenario)
 
@@ -250,7 +314,11 @@ def described(text: str) -> dict[str, Any]:
     return TOOL | {"function": TOOL["function"] | {"description": text}}
 
 
-CALLED: Any = {"id": "a", "type": "function", "function": {"name": "go", "arguments": json.dumps({"to": WORDS})}}
+CALLED: Any = {
+    "id": "a",
+    "type": "function",
+    "function": {"name": "go", "arguments": json.dumps({"to": WORDS})},
+}
 LONG: dict[str, Any] = {
     "tool": {"tools": [described(WORDS)]},
     "tools": {"tools": [described("d" * 100)] * 10_000},
@@ -262,7 +330,9 @@ LONG: dict[str, Any] = {
             {"role": "tool", "tool_call_id": "a", "content": "there"},
         ],
     },
-    "reasoning": {"messages": [*HELLO, {"role": "assistant", "content": "a", "reasoning": WORDS}, *HELLO]},
+    "reasoning": {
+        "messages": [*HELLO, {"role": "assistant", "content": "a", "reasoning": WORDS}, *HELLO]
+    },
     "messages": {"messages": [{"role": "user", "content": ""}] * 60_000},
 }
 
@@ -295,18 +365,29 @@ def test_thoughts_that_the_template_leaves_out_are_not_counted() -> None:
     async def scenario() -> None:
         policy, chat = Remembering(lambda read: "ok"), ChatTemplate(tool_tokenizer(THINKING))
         async with Gateway(policy, chat).open() as gateway, gateway.session(ticket(), 0) as session:
-            messages = [*HELLO, {"role": "assistant", "content": "a", "reasoning": "word " * 20_000}, *HELLO]
+            messages = [
+                *HELLO,
+                {"role": "assistant", "content": "a", "reasoning": "word " * 20_000},
+                *HELLO,
+            ]
             assert (await post(gateway, session, {"messages": messages}))[0] == 200
 
     run(scenario)
 
 
 async def post(
-    gateway: Gateway, session: Session | None, body: Any, path: str = "chat/completions", **headers: str
+    gateway: Gateway,
+    session: Session | None,
+    body: Any,
+    path: str = "chat/completions",
+    **headers: str,
 ) -> tuple[int, Any]:
     sent = headers or {"Authorization": f"Bearer {session.key if session else 'guess'}"}
     raw = io.BytesIO(json.dumps(body).encode())
-    async with ClientSession() as http, http.post(f"{gateway.base_url}/{path}", data=raw, headers=sent) as answer:
+    async with (
+        ClientSession() as http,
+        http.post(f"{gateway.base_url}/{path}", data=raw, headers=sent) as answer,
+    ):
         return answer.status, await answer.json()
 
 
@@ -337,10 +418,16 @@ def test_what_the_parser_refuses_is_counted_and_logged_once_per_code_and_episode
 
 def test_what_ends_an_episode_is_counted_by_its_own_code_and_is_no_refusal_of_the_parser() -> None:
     async def scenario() -> None:
-        async with session_of(Remembering(lambda read: "ok"), ticket(horizon_turns=1)) as (gateway, session):
+        async with session_of(Remembering(lambda read: "ok"), ticket(horizon_turns=1)) as (
+            gateway,
+            session,
+        ):
             for _ in range(3):
                 await post(gateway, session, {"messages": HELLO})
-            values = (gateway.metrics.value("gateway_calls_total", reason=r) for r in ("refused", "horizon_reached"))
+            values = (
+                gateway.metrics.value("gateway_calls_total", reason=r)
+                for r in ("refused", "horizon_reached")
+            )
             assert [*values] == [0, 2]
 
     with capture_logs() as logs:
@@ -355,14 +442,27 @@ def test_what_changes_nothing_is_accepted_and_named() -> None:
             speaker = [HELLO[0] | {"name": "anna"}, {"role": "assistant", "content": "I"}]
             hosted = [{"type": kind} for kind in ("web_search", "namespace", "custom", "custom")]
             odd = {"a\r\nb": 1, "modalities": ["text", "audio"]}
-            _, body = await post(gateway, session, {"messages": speaker, "tools": [*hosted, TOOL]} | odd)
-            ignored = ["a\r\nb", "modalities", "prefill", "tools.custom", "tools.namespace", "tools.web_search"]
+            _, body = await post(
+                gateway, session, {"messages": speaker, "tools": [*hosted, TOOL]} | odd
+            )
+            ignored = [
+                "a\r\nb",
+                "modalities",
+                "prefill",
+                "tools.custom",
+                "tools.namespace",
+                "tools.web_search",
+            ]
             assert body["horizonrl"]["ignored"] == [*ignored, "messages.name"]
             assert body["choices"][0]["finish_reason"] == "tool_calls"
             _, body = await post(gateway, session, {"messages": HELLO, "modalities": ["text"]})
             assert body["horizonrl"]["ignored"] == []
             _, body = await post(gateway, session, {"input": "hello", "tools": hosted}, "responses")
-            assert body["horizonrl"]["ignored"] == ["tools.custom", "tools.namespace", "tools.web_search"]
+            assert body["horizonrl"]["ignored"] == [
+                "tools.custom",
+                "tools.namespace",
+                "tools.web_search",
+            ]
             assert [item["type"] for item in body["output"]] == ["message"]
 
     run(scenario)
@@ -375,13 +475,19 @@ def test_a_key_is_found_wherever_a_client_sends_it_and_a_slash_at_the_end_is_not
             ways = ({"api-key": session.key}, {"x-api-key": "other", "Authorization": right})
             for headers in ways:
                 for path in ("chat/completions", "chat/completions/"):
-                    assert (await post(gateway, None, {"messages": HELLO}, path, **headers))[0] == 200
-            assert (await post(gateway, None, {"messages": HELLO}, **{"x-api-key": "other"}))[0] == 401
+                    assert (await post(gateway, None, {"messages": HELLO}, path, **headers))[
+                        0
+                    ] == 200
+            assert (await post(gateway, None, {"messages": HELLO}, **{"x-api-key": "other"}))[
+                0
+            ] == 401
 
     run(scenario)
 
 
-def test_a_conversation_that_needs_one_branch_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_that_needs_one_branch_too_many_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def cannot(chat: ChatTemplate, *_: Any) -> Any:
         raise ConfigError("the template cannot append this")
 
@@ -391,11 +497,21 @@ def test_a_conversation_that_needs_one_branch_too_many_is_refused(monkeypatch: p
     async def scenario() -> None:
         async with client(Remembering(lambda read: "ok")) as (openai, session):
             await openai.chat.completions.create(model="m", messages=HELLO)
-            messages: Any = [*HELLO, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "on"}]
-            for body in (messages, HELLO):  # it continues a reply, but only as a conversation of its own; or none
+            messages: Any = [
+                *HELLO,
+                {"role": "assistant", "content": "ok"},
+                {"role": "user", "content": "on"},
+            ]
+            for body in (
+                messages,
+                HELLO,
+            ):  # it continues a reply, but only as a conversation of its own; or none
                 with pytest.raises(BadRequestError) as refused:
                     await openai.chat.completions.create(model="m", messages=body)
-                assert (refused.value.code, session.cut) == ("too_many_branches", StopReason.ENV_TRUNCATED)
+                assert (refused.value.code, session.cut) == (
+                    "too_many_branches",
+                    StopReason.ENV_TRUNCATED,
+                )
 
     run(scenario)
 
@@ -411,7 +527,9 @@ def test_paths_that_are_not_served_are_refused_as_calls_are() -> None:
     run(scenario)
 
 
-def test_a_client_that_goes_in_the_middle_of_its_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_goes_in_the_middle_of_its_body_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario() -> None:
         async with session_of(Remembering()) as (gateway, session):
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -429,14 +547,25 @@ def test_a_client_that_goes_in_the_middle_of_its_body_is_no_error(caplog: pytest
 
 def test_halves_of_characters_and_odd_bodies_do_no_harm() -> None:
     async def scenario() -> None:
-        async with session_of(Remembering(lambda read: "ok")) as (gateway, session), ClientSession() as http:
+        async with (
+            session_of(Remembering(lambda read: "ok")) as (gateway, session),
+            ClientSession() as http,
+        ):
             headers = {"Authorization": f"Bearer {session.key}"}
             url = f"{gateway.base_url}/chat/completions"
             half = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}'
-            for raw, status in ((half, 200), (b"[]", 400), (b"{", 400), (b"[" * 100_000, 400), (b"", 400)):
+            for raw, status in (
+                (half, 200),
+                (b"[]", 400),
+                (b"{", 400),
+                (b"[" * 100_000, 400),
+                (b"", 400),
+            ):
                 async with http.post(url, data=raw, headers=headers) as answer:
                     assert answer.status == status
-            async with http.post(url, data=io.BytesIO(b"x" * (server.BODY_BYTES + 1)), headers=headers) as answer:
+            async with http.post(
+                url, data=io.BytesIO(b"x" * (server.BODY_BYTES + 1)), headers=headers
+            ) as answer:
                 assert answer.status == 413
 
     run(scenario)
@@ -455,7 +584,9 @@ def test_the_key_comes_in_three_ways_and_dies_with_the_episode() -> None:
                 ]
                 for base, headers in ways:
                     body = {"messages": HELLO}
-                    async with http.post(f"{base}/chat/completions", json=body, headers=headers) as answer:
+                    async with http.post(
+                        f"{base}/chat/completions", json=body, headers=headers
+                    ) as answer:
                         assert answer.status == 200
                     for path in ("models", "models/Qwen/Qwen3-8B"):
                         async with http.get(f"{base}/{path}", headers=headers) as answer:
@@ -464,7 +595,9 @@ def test_the_key_comes_in_three_ways_and_dies_with_the_episode() -> None:
             async with client_of(gateway, session) as openai:
                 with pytest.raises(ConflictError):
                     await openai.chat.completions.create(model="m", messages=HELLO)
-            async with AsyncOpenAI(base_url=gateway.base_url, api_key="guess", max_retries=0) as openai:
+            async with AsyncOpenAI(
+                base_url=gateway.base_url, api_key="guess", max_retries=0
+            ) as openai:
                 with pytest.raises(AuthenticationError):
                     await openai.chat.completions.create(model="m", messages=HELLO)
                 with pytest.raises(AuthenticationError):
@@ -483,7 +616,11 @@ def test_parallel_calls_never_exceed_the_horizon_and_the_last_is_marked() -> Non
             refused = [answer for answer in answers if isinstance(answer, BadRequestError)]
             assert (len(served), len(refused), len(policy.answered)) == (3, 5, 3)
             assert {answer.code for answer in refused} == {"horizon_reached"}
-            assert sorted(answer.horizonrl["last_call"] for answer in served) == [False, False, True]
+            assert sorted(answer.horizonrl["last_call"] for answer in served) == [
+                False,
+                False,
+                True,
+            ]
             assert session.over.is_set()
         episode = session.graph.episode(0, StopReason.HORIZON)
         assert len(episode.branches) == 2
@@ -499,11 +636,15 @@ def test_parallel_calls_that_continue_one_reply_fork_it() -> None:
             await openai.chat.completions.create(model="m", messages=HELLO)
             history: Any = [*HELLO, {"role": "assistant", "content": "ok"}]
             nexts: Any = [[*history, {"role": "user", "content": text}] for text in ("a", "b", "c")]
-            calls = (openai.chat.completions.create(model="m", messages=messages) for messages in nexts)
+            calls = (
+                openai.chat.completions.create(model="m", messages=messages) for messages in nexts
+            )
             await asyncio.gather(*calls)
         episode = session.graph.episode(0, StopReason.TERMINATED)
         assert [turn.branch for turn in episode.turns].count(0) == 2
-        assert {branch.prompt_ids[: len(episode.prompt_ids)] for branch in episode.branches} == {episode.prompt_ids}
+        assert {branch.prompt_ids[: len(episode.prompt_ids)] for branch in episode.branches} == {
+            episode.prompt_ids
+        }
         assert_trained_is_sampled(episode, policy)
 
     run(scenario)
@@ -535,9 +676,15 @@ def test_the_remaining_turns_are_announced_to_the_policy_and_not_to_the_program(
             messages = list(HELLO)
             for _ in range(2):
                 await openai.chat.completions.create(model="m", messages=messages)
-                messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "on"}]
+                messages += [
+                    {"role": "assistant", "content": "ok"},
+                    {"role": "user", "content": "on"},
+                ]
         episode = session.graph.episode(0, StopReason.TERMINATED)
-        assert (episode.prompt, episode.turns[0].observation) == ("hello\n[5 turns left]", "on\n[4 turns left]")
+        assert (episode.prompt, episode.turns[0].observation) == (
+            "hello\n[5 turns left]",
+            "on\n[4 turns left]",
+        )
         assert (episode.branches, len(episode.turns)) == ((), 2)
 
     run(scenario)

@@ -70,7 +70,9 @@ def order(horizon_turns: int = 30, kind: Kind = Kind.TRAIN, announce: bool = Fal
     )
 
 
-def play(rule: ContextRule, policy: Asked, environment: Telling, ticket: Ticket | None = None) -> Episode:
+def play(
+    rule: ContextRule, policy: Asked, environment: Telling, ticket: Ticket | None = None
+) -> Episode:
     rollout = Rollout(policy, CHAT, "be brief", step_timeout_s=5.0, context=rule)
     return asyncio.run(rollout.episode(environment, ticket or order(), 0))
 
@@ -128,8 +130,12 @@ def test_stop_ends_the_episode_where_the_others_reach_the_horizon() -> None:
 @pytest.mark.parametrize("rule", SHORTENED)
 def test_until_the_context_is_full_nothing_differs(rule: ContextRule) -> None:
     """An episode that fits is the same, id for id, under every rule."""
-    episodes = [play(each, Asked(limit=2_000), Telling([3]), order(10)) for each in (ContextRule.STOP, rule)]
-    timeless = [episode.model_copy(update={"generate_s": 0.0, "environment_s": 0.0}) for episode in episodes]
+    episodes = [
+        play(each, Asked(limit=2_000), Telling([3]), order(10)) for each in (ContextRule.STOP, rule)
+    ]
+    timeless = [
+        episode.model_copy(update={"generate_s": 0.0, "environment_s": 0.0}) for episode in episodes
+    ]
     assert timeless[0] == timeless[1]
     assert episodes[0].linear
 
@@ -152,7 +158,9 @@ def test_a_window_keeps_the_task_and_the_newest_turns_id_for_id_and_marks_the_ga
             tail = tail[: -len(answer)]
             assert tail[-len(turn.output_ids) :] == turn.output_ids
             tail = tail[: -len(turn.output_ids)]
-        assert tail == CHAT.open("be brief", f"count on\n\n{mark}\n\n{episode.turns[dropped - 1].observation}")
+        assert tail == CHAT.open(
+            "be brief", f"count on\n\n{mark}\n\n{episode.turns[dropped - 1].observation}"
+        )
 
 
 def test_a_summary_is_a_turn_of_the_policy_and_what_follows_begins_with_the_task_and_it() -> None:
@@ -171,7 +179,8 @@ def test_a_summary_is_a_turn_of_the_policy_and_what_follows_begins_with_the_task
         # The environment's last observation was not read in the old branch: it stands at the new one's end.
         observed += len(turns) - 1
         message = (
-            f"count on\n\n[Your summary of {place} earlier turns]\n{said.text.strip()}\n\n{observed}: " + "word " * 6
+            f"count on\n\n[Your summary of {place} earlier turns]\n{said.text.strip()}\n\n{observed}: "
+            + "word " * 6
         )
         assert branch.prompt == message
         assert branch.prompt_ids == CHAT.open("be brief", message)

@@ -9,7 +9,12 @@ from openai import AsyncOpenAI, BadRequestError
 
 from horizonrl.actors.rollout import programs
 from horizonrl.actors.rollout.rollout import Rollout, play
-from horizonrl.common.errors import EngineDead, EnvironmentFailure, EnvironmentTimeout, PolicyFailure
+from horizonrl.common.errors import (
+    EngineDead,
+    EnvironmentFailure,
+    EnvironmentTimeout,
+    PolicyFailure,
+)
 from horizonrl.common.types import Episode, StopReason, Ticket
 from horizonrl.envs.api import Endpoint, Outcome
 from tests.actors.gateway.served import (
@@ -32,7 +37,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ask(endpoint: Endpoint, text: str = "hello", history: Any = (), retries: int = 0) -> str:
-    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=retries) as client:
+    async with AsyncOpenAI(
+        base_url=endpoint.base_url, api_key=endpoint.key, max_retries=retries
+    ) as client:
         messages = [*history, {"role": "user", "content": text}]
         reply = await client.chat.completions.create(model="m", messages=messages)
         return reply.choices[0].message.content or ""
@@ -52,7 +59,11 @@ def played(
 
 def test_a_program_that_ends_by_itself_is_terminated_and_graded() -> None:
     episode, program = played(lambda endpoint: ask(endpoint))
-    assert (episode.stop, episode.success, episode.episode_return) == (StopReason.TERMINATED, True, 1.0)
+    assert (episode.stop, episode.success, episode.episode_return) == (
+        StopReason.TERMINATED,
+        True,
+        1.0,
+    )
     assert program.finished == [True]
     assert episode.generate_s > 0
     assert episode.environment_s > 0
@@ -60,7 +71,11 @@ def test_a_program_that_ends_by_itself_is_terminated_and_graded() -> None:
 
 def test_a_program_that_fails_at_its_task_earns_nothing_and_is_not_broken() -> None:
     episode, _ = played(Played(ask, reward=0.0))
-    assert (episode.stop, episode.valid, episode.episode_return) == (StopReason.TERMINATED, True, 0.0)
+    assert (episode.stop, episode.valid, episode.episode_return) == (
+        StopReason.TERMINATED,
+        True,
+        0.0,
+    )
 
 
 async def crash(endpoint: Endpoint) -> None:
@@ -113,7 +128,9 @@ def test_what_is_not_the_agents_failure_is_broken_and_never_a_zero(
 def test_an_episode_says_how_many_of_its_requests_were_refused_as_wrong_and_why_the_last() -> None:
     async def run(endpoint: Endpoint) -> None:
         image: Any = [{"type": "image_url", "image_url": {"url": "x"}}]
-        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+        async with AsyncOpenAI(
+            base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0
+        ) as client:
             for wrong in ([], [{"role": "user", "content": image}]):
                 with pytest.raises(BadRequestError):
                     await client.chat.completions.create(model="m", messages=wrong)
@@ -156,7 +173,9 @@ def test_a_program_that_ignores_the_end_of_its_calls_is_ended() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_calls_within_the_horizon_are_sampled_to_their_end_although_one_too_many_was_refused(first: int) -> None:
+def test_calls_within_the_horizon_are_sampled_to_their_end_although_one_too_many_was_refused(
+    first: int,
+) -> None:
     """An agent's parallel calls: grace begins when the last of them has its answer."""
 
     async def fans_out(endpoint: Endpoint) -> None:
@@ -167,7 +186,11 @@ def test_calls_within_the_horizon_are_sampled_to_their_end_although_one_too_many
 
     policy = Remembering(token_s=0.02)  # 0.3 s for a call, and 0.05 s of grace
     episode, program = played(fans_out, ticket(horizon_turns=2 + first, max_turn_tokens=16), policy)
-    assert (episode.stop, len(episode.turns), program.finished) == (StopReason.HORIZON, 2 + first, [False])
+    assert (episode.stop, len(episode.turns), program.finished) == (
+        StopReason.HORIZON,
+        2 + first,
+        [False],
+    )
 
 
 @pytest.mark.parametrize("compacts", [False, True])
@@ -190,7 +213,9 @@ def test_an_engine_that_failed_a_call_for_good_is_a_policy_error() -> None:
 
     episode, _ = played(tries, policy=Failing(PolicyFailure("aborted")))
     assert (episode.stop, episode.error) == (StopReason.POLICY_ERROR, "PolicyFailure: aborted")
-    episode, _ = played(lambda endpoint: ask(endpoint, retries=2), policy=Failing(PolicyFailure("aborted")))
+    episode, _ = played(
+        lambda endpoint: ask(endpoint, retries=2), policy=Failing(PolicyFailure("aborted"))
+    )
     assert episode.stop is StopReason.TERMINATED
 
 
@@ -237,7 +262,10 @@ def test_a_linear_program_gives_the_episode_that_a_rollout_gives(announce: bool)
         observation = (await environment.reset("say")).text
         for _ in range(3):
             reply = await ask(endpoint, observation, history)
-            history += [{"role": "user", "content": observation}, {"role": "assistant", "content": reply}]
+            history += [
+                {"role": "user", "content": observation},
+                {"role": "assistant", "content": reply},
+            ]
             observation = (await environment.step(reply)).observation
 
     policies = Remembering(seed=3), Remembering(seed=3)

@@ -59,7 +59,11 @@ class Shelf(Echo):
         return Observation("take something")
 
     def tools(self) -> Tools:
-        described = {"name": "take", "description": "takes a thing", "parameters": {"type": "object", "properties": {}}}
+        described = {
+            "name": "take",
+            "description": "takes a thing",
+            "parameters": {"type": "object", "properties": {}},
+        }
         return ({"type": "function", "function": described},)
 
     async def call(self, call: ToolCall) -> Step:
@@ -89,27 +93,36 @@ def ticket(env_id: str = "shelf", task_id: str = "say", **changes: Any) -> Ticke
     return Ticket(**(order | changes))
 
 
-def play(environment: Environment, text: str, order: Ticket | None = None) -> tuple[Episode, SayingPolicy]:
+def play(
+    environment: Environment, text: str, order: Ticket | None = None
+) -> tuple[Episode, SayingPolicy]:
     policy = SayingPolicy(CHAT, text, max_context_tokens=100_000)
     rollout = Rollout(policy, CHAT, None, step_timeout_s=5, parser=JsonCalls())
     return asyncio.run(rollout.episode(environment, order or ticket(), 0)), policy
 
 
 def written(ids: tuple[int, ...]) -> str:
-    return str(CHAT.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return str(
+        CHAT.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
 
 
 def test_the_tools_stand_in_the_prompt_and_results_come_back_as_a_tools() -> None:
     shelf = Shelf(last=9)
     episode, policy = play(shelf, f"I take it.\n{call(what='cup')}")
-    assert written(episode.prompt_ids) == written(CHAT.render([ChatMessage("user", "take something")], shelf.tools()))
+    assert written(episode.prompt_ids) == written(
+        CHAT.render([ChatMessage("user", "take something")], shelf.tools())
+    )
     assert '"name": "take"' in written(episode.prompt_ids)
     assert shelf.made == [ToolCall("take", '{"what": "cup"}')] * 2
     first = episode.turns[0]
     assert "<tool_response>\ntook 1\n</tool_response>" in written(first.observation_ids)
     # What was sampled is what the next prompt holds, id for id.
     assert policy.asked[1] == episode.prompt_ids + first.output_ids + first.observation_ids
-    assert (episode.stop, [turn.reward for turn in episode.turns]) == (StopReason.HORIZON, [1.0, 1.0])
+    assert (episode.stop, [turn.reward for turn in episode.turns]) == (
+        StopReason.HORIZON,
+        [1.0, 1.0],
+    )
 
 
 def test_several_calls_of_one_reply_are_made_in_order_and_paid_together() -> None:
@@ -123,18 +136,26 @@ def test_several_calls_of_one_reply_are_made_in_order_and_paid_together() -> Non
 def test_nothing_is_called_after_the_end() -> None:
     shelf = Shelf(last=2)
     episode, _ = play(shelf, call() * 5)
-    assert (episode.stop, episode.success, episode.turns[0].reward) == (StopReason.TERMINATED, True, 2.0)
+    assert (episode.stop, episode.success, episode.turns[0].reward) == (
+        StopReason.TERMINATED,
+        True,
+        2.0,
+    )
     assert len(shelf.made) == 2
 
 
 def test_more_calls_than_a_reply_may_make_are_answered_and_not_made() -> None:
     shelf = Shelf(last=1000)
-    episode, _ = play(shelf, call() * (MAX_CALLS + 2), ticket(sampling=Sampling(max_turn_tokens=2000)))
+    episode, _ = play(
+        shelf, call() * (MAX_CALLS + 2), ticket(sampling=Sampling(max_turn_tokens=2000))
+    )
     assert len(shelf.made) == 2 * MAX_CALLS
     assert written(episode.turns[0].observation_ids).count(UNMADE) == 2
 
 
-@pytest.mark.parametrize("text", ["just words", "<tool_call>{oops</tool_call>", call()[:-4], call() + "<tool_call>"])
+@pytest.mark.parametrize(
+    "text", ["just words", "<tool_call>{oops</tool_call>", call()[:-4], call() + "<tool_call>"]
+)
 def test_a_reply_without_a_whole_call_is_text_and_answered_by_a_user(text: str) -> None:
     shelf = Shelf()
     episode, _ = play(shelf, text)
@@ -153,10 +174,14 @@ def test_thoughts_stay_in_the_trace_and_are_no_calls() -> None:
     assert shelf.made == ["the cup"] * 2
 
 
-@pytest.mark.parametrize("text", ["maybe take it", f"maybe {call()}", f"maybe {call()}</think>\n\n"])
+@pytest.mark.parametrize(
+    "text", ["maybe take it", f"maybe {call()}", f"maybe {call()}</think>\n\n"]
+)
 def test_what_goes_on_in_a_thought_that_the_prompt_began_is_no_answer(text: str) -> None:
     chat, shelf = ChatTemplate(tool_tokenizer(THINKING)), Shelf()
-    rollout = Rollout(SayingPolicy(chat, text, max_context_tokens=100_000), chat, None, 5, parser=JsonCalls())
+    rollout = Rollout(
+        SayingPolicy(chat, text, max_context_tokens=100_000), chat, None, 5, parser=JsonCalls()
+    )
     asyncio.run(rollout.episode(shelf, ticket(), 0))
     assert [str(made).strip() for made in shelf.made] == ["", ""]
 
@@ -185,7 +210,9 @@ def test_a_failing_tool_is_a_broken_episode() -> None:
 def test_experts_demonstrate_by_calls_that_the_template_writes(env_id: str) -> None:
     environment = registry.make(env_id, {"format": "native"})
     task = registry.tasks(env_id)[0].task_id
-    order = ticket(env_id, task, kind=Kind.DEMO, horizon_turns=60, sampling=Sampling(max_turn_tokens=4000))
+    order = ticket(
+        env_id, task, kind=Kind.DEMO, horizon_turns=60, sampling=Sampling(max_turn_tokens=4000)
+    )
     episode, _ = play(environment, "", order)
     assert (episode.stop, episode.success) == (StopReason.TERMINATED, True), episode.error
     for turn in episode.turns:
@@ -216,9 +243,13 @@ def test_a_reply_and_its_calls_survive_the_template() -> None:
     assert (parsed.content, parsed.calls) == (reply.text, reply.calls)
 
 
-def test_a_parser_is_looked_for_where_an_environment_wants_one_and_its_lack_is_told_at_the_start() -> None:
+def test_a_parser_is_looked_for_where_an_environment_wants_one_and_its_lack_is_told_at_the_start() -> (
+    None
+):
     assert asyncio.run(parser_if_needed(CHAT, {"weather": {}, "parity": {}})) is None
-    with pytest.raises(ConfigError, match="weather is played by calling tools: the chat template shows no tools"):
+    with pytest.raises(
+        ConfigError, match="weather is played by calling tools: the chat template shows no tools"
+    ):
         asyncio.run(parser_if_needed(make_chat(), {"parity": {}, "weather": {"format": "native"}}))
 
 

@@ -20,7 +20,10 @@ CHAT = make_chat()
 
 
 def ticket(
-    horizon_turns: int = 5, kind: Kind = Kind.TRAIN, announce: bool = False, max_turn_tokens: int = 16
+    horizon_turns: int = 5,
+    kind: Kind = Kind.TRAIN,
+    announce: bool = False,
+    max_turn_tokens: int = 16,
 ) -> Ticket:
     return Ticket(
         number=0,
@@ -34,7 +37,10 @@ def ticket(
 
 
 def play(
-    environment: Echo, order: Ticket | None = None, policy: SayingPolicy | None = None, states: bool = False
+    environment: Echo,
+    order: Ticket | None = None,
+    policy: SayingPolicy | None = None,
+    states: bool = False,
 ) -> Episode:
     rollout = Rollout(policy or SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05, states=states)
     return asyncio.run(rollout.episode(environment, order or ticket(), 0))
@@ -51,7 +57,9 @@ def test_what_the_policy_reads_is_what_it_wrote_and_the_rendered_observations_id
     assert len(policy.asked) == 3
 
 
-def test_an_episode_that_the_environment_ends_is_terminated_with_its_reward_on_the_last_turn() -> None:
+def test_an_episode_that_the_environment_ends_is_terminated_with_its_reward_on_the_last_turn() -> (
+    None
+):
     episode = play(Echo(last=3))
     assert (episode.stop, episode.success) == (StopReason.TERMINATED, True)
     assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
@@ -63,7 +71,9 @@ def test_the_horizon_cuts_and_the_cut_is_truncated() -> None:
     assert (episode.stop, len(episode.turns), episode.success) == (StopReason.HORIZON, 4, False)
 
 
-def test_a_turn_has_the_digest_of_the_state_that_it_was_taken_in_if_the_environment_names_one() -> None:
+def test_a_turn_has_the_digest_of_the_state_that_it_was_taken_in_if_the_environment_names_one() -> (
+    None
+):
     class Counted(Echo):
         told = 0
 
@@ -156,7 +166,9 @@ class Odd(Echo):
     ],
     ids=["surrogate", "error", "success"],
 )
-def test_whatever_an_environment_gives_the_episode_breaks_and_not_the_actor(environment: Echo) -> None:
+def test_whatever_an_environment_gives_the_episode_breaks_and_not_the_actor(
+    environment: Echo,
+) -> None:
     rollout = Rollout(SayingPolicy(CHAT, max_context_tokens=10**6), CHAT, None, step_timeout_s=5.0)
     episode = asyncio.run(rollout_module.play(lambda: environment, rollout, ticket(), 0))
     assert (episode.stop, episode.valid, environment.closed) == (StopReason.ENV_ERROR, False, 1)
@@ -170,19 +182,39 @@ def test_whatever_an_environment_gives_the_episode_breaks_and_not_the_actor(envi
             Odd(first="x" * 300_000),
             "Odd.reset gave an observation of 300,000 characters; by contract it is at most 262,144",
         ),
-        (Odd(step=Step("y" * 10**7, 1.0, True)), "gave an observation of 10,000,000 characters; by contract"),
-        (Odd(step=Step("", float("nan"), True)), "Odd.step gave the reward nan; by contract it is a finite number"),
-        (Odd(step=Step("", "1.0", True)), "Odd.step gave a Step whose reward is a str; by contract it is a float"),  # type: ignore[arg-type]
-        (Odd(step=Step({"state": 3}, 1.0, True)), "gave an observation that is a dict; by contract it is a str"),  # type: ignore[arg-type]
+        (
+            Odd(step=Step("y" * 10**7, 1.0, True)),
+            "gave an observation of 10,000,000 characters; by contract",
+        ),
+        (
+            Odd(step=Step("", float("nan"), True)),
+            "Odd.step gave the reward nan; by contract it is a finite number",
+        ),
+        (
+            Odd(step=Step("", "1.0", True)),
+            "Odd.step gave a Step whose reward is a str; by contract it is a float",
+        ),  # type: ignore[arg-type]
+        (
+            Odd(step=Step({"state": 3}, 1.0, True)),
+            "gave an observation that is a dict; by contract it is a str",
+        ),  # type: ignore[arg-type]
         (
             Odd(step=("", 1.0, True, False, {})),  # type: ignore[arg-type]
             "Odd.step returned a tuple; by contract it is a Step(observation, reward, terminated)",
         ),
-        (Odd(step=Step("", 1.0, "yes")), "gave a Step whose terminated is a str; by contract it is a bool"),  # type: ignore[arg-type]
-        (Odd(step=Step("", 1.0, True, info={"a": [1]})), "gave info['a'], which is a list; by contract"),  # type: ignore[dict-item]
+        (
+            Odd(step=Step("", 1.0, "yes")),
+            "gave a Step whose terminated is a str; by contract it is a bool",
+        ),  # type: ignore[arg-type]
+        (
+            Odd(step=Step("", 1.0, True, info={"a": [1]})),
+            "gave info['a'], which is a list; by contract",
+        ),  # type: ignore[dict-item]
     ],
 )
-def test_an_answer_of_another_form_breaks_the_episode_and_is_named(environment: Odd, said: str) -> None:
+def test_an_answer_of_another_form_breaks_the_episode_and_is_named(
+    environment: Odd, said: str
+) -> None:
     episode = play(environment, policy=SayingPolicy(CHAT, max_context_tokens=10**6))
     assert episode.stop is StopReason.ENV_ERROR
     assert said in (episode.error or "")
@@ -194,12 +226,18 @@ def test_a_method_that_is_no_coroutine_is_named() -> None:
         def step(self, text: str) -> Step:  # type: ignore[override]
             return Step("", 1.0, True)
 
-    assert "Sync.step is no `async def`: it returned a horizonrl.envs.api.Step" in (play(Sync()).error or "")
+    assert "Sync.step is no `async def`: it returned a horizonrl.envs.api.Step" in (
+        play(Sync()).error or ""
+    )
 
 
 def test_numpys_numbers_become_pythons_own() -> None:
     episode = play(Odd(step=Step("done", np.float32(0.5), np.True_, success=np.True_)))  # type: ignore[arg-type]
-    assert (episode.stop, episode.episode_return, episode.success) == (StopReason.TERMINATED, 0.5, True)
+    assert (episode.stop, episode.episode_return, episode.success) == (
+        StopReason.TERMINATED,
+        0.5,
+        True,
+    )
 
 
 def test_a_deadline_names_the_line_that_waited() -> None:
@@ -208,10 +246,13 @@ def test_a_deadline_names_the_line_that_waited() -> None:
             await asyncio.sleep(60)
             return Step("", 1.0, True)
 
-    episode = asyncio.run(Rollout(SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05).episode(Waits(), ticket(), 0))
+    episode = asyncio.run(
+        Rollout(SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05).episode(Waits(), ticket(), 0)
+    )
     assert episode.stop is StopReason.ENV_TIMEOUT
     assert re.search(
-        r"no answer within 0.05 s at test_rollout.py:\d+ in step \(echo task 'say' after", episode.error or ""
+        r"no answer within 0.05 s at test_rollout.py:\d+ in step \(echo task 'say' after",
+        episode.error or "",
     )
 
 
@@ -235,7 +276,9 @@ def test_a_tickets_seed_makes_another_one_of_each_request() -> None:
     assert policy.seeds == [(5 + 2) * 4096 + turns for turns in range(3)]
 
 
-def test_what_the_last_turn_was_answered_is_text_and_no_tokens_when_the_context_ends_the_episode() -> None:
+def test_what_the_last_turn_was_answered_is_text_and_no_tokens_when_the_context_ends_the_episode() -> (
+    None
+):
     class Wordy(Echo):
         async def step(self, text: str) -> Step:
             return Step("word " * 300, reward=0.0, terminated=False)
@@ -318,7 +361,9 @@ def test_the_agent_is_told_its_remaining_turns_only_where_the_ticket_says_so() -
     assert "turns left" not in CHAT.decode(silent.asked[-1])
 
 
-def test_an_expert_reads_the_environments_own_words_and_the_policy_learns_from_the_announced_ones() -> None:
+def test_an_expert_reads_the_environments_own_words_and_the_policy_learns_from_the_announced_ones() -> (
+    None
+):
     heard: list[str] = []
 
     class Listening:
@@ -338,7 +383,10 @@ def test_an_expert_reads_the_environments_own_words_and_the_policy_learns_from_t
 
 @pytest.mark.parametrize(
     ("max_turn_tokens", "max_context_tokens", "reason"),
-    [(3, 512, r"a turn of the demonstration has 4 tokens and max_turn_tokens is 3"), (16, 150, r"up to turn \d+ has")],
+    [
+        (3, 512, r"a turn of the demonstration has 4 tokens and max_turn_tokens is 3"),
+        (16, 150, r"up to turn \d+ has"),
+    ],
 )
 def test_a_demonstration_that_does_not_fit_is_no_episode_rather_than_a_shorter_one(
     max_turn_tokens: int, max_context_tokens: int, reason: str
@@ -362,4 +410,6 @@ def test_an_environment_reads_no_more_of_a_reply_than_its_parsers_were_made_for(
     episode = play(Measuring(last=1), ticket(max_turn_tokens=1 << 18), policy)
     assert episode.stop is StopReason.TERMINATED
     assert seen == [MAX_REPLY_CHARS]
-    assert len(episode.turns[0].output_ids) > MAX_REPLY_CHARS / 5, "what was sampled is trained whole"
+    assert len(episode.turns[0].output_ids) > MAX_REPLY_CHARS / 5, (
+        "what was sampled is trained whole"
+    )

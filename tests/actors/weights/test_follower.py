@@ -32,7 +32,9 @@ class RecordingPolicy(ScriptedPolicy):
         self.gate.set()
         self.reject = False
 
-    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
+    async def apply(
+        self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
+    ) -> None:
         await self.gate.wait()
         if self.reject:
             raise WeightsRejected("the probe differs")
@@ -51,14 +53,22 @@ class Play:
         self.follower = WeightsFollower(transport, self.policy, self.scratch, shared_dir=folder)
 
     async def announce(
-        self, version: int, lineage: int = 0, *, spoil: bool = False, text: str | None = None, learner: str = "first"
+        self,
+        version: int,
+        lineage: int = 0,
+        *,
+        spoil: bool = False,
+        text: str | None = None,
+        learner: str = "first",
     ) -> PolicyVersion:
         policy = PolicyVersion(version=version, lineage=lineage)
         file = self.folder / f"{policy}.frame"
         await asyncio.to_thread(file.write_bytes, (text or f"weights of {policy}").encode())
         digest = "spoilt" if spoil else await asyncio.to_thread(digest_file, file)
         manifest: WeightsManifest = await publish_frame(self.transport, file, policy, digest)
-        await StateStore(self.transport).put(Key.POLICY, manifest.model_copy(update={"learner": learner}))
+        await StateStore(self.transport).put(
+            Key.POLICY, manifest.model_copy(update={"learner": learner})
+        )
         return policy
 
     @asynccontextmanager
@@ -118,7 +128,9 @@ def test_a_resumed_learners_version_is_newer_though_its_number_is_lower(play: Pl
 
 def test_waiting_ends_when_everything_announced_is_applied(play: Play) -> None:
     async def scenario() -> None:
-        assert await play.follower.reached(PolicyVersion(version=4), 0.1), "nothing was ever announced"
+        assert await play.follower.reached(PolicyVersion(version=4), 0.1), (
+            "nothing was ever announced"
+        )
         async with play.following():
             await play.announce(2)
             assert await play.follower.reached(PolicyVersion(version=4), 5)
@@ -137,7 +149,9 @@ def test_waiting_ends_at_its_deadline(play: Play) -> None:
     run(scenario())
 
 
-def test_bytes_that_are_not_the_announced_ones_are_not_applied_and_the_next_announcement_is(play: Play) -> None:
+def test_bytes_that_are_not_the_announced_ones_are_not_applied_and_the_next_announcement_is(
+    play: Play,
+) -> None:
     async def scenario() -> None:
         async with play.following():
             spoilt = await play.announce(1, spoil=True)
@@ -148,7 +162,9 @@ def test_bytes_that_are_not_the_announced_ones_are_not_applied_and_the_next_anno
     run(scenario())
 
 
-def test_a_frame_that_could_not_be_fetched_is_tried_again(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_could_not_be_fetched_is_tried_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         shared = play.folder / "shared.safetensors"
         policy = PolicyVersion(version=1)
@@ -156,7 +172,9 @@ def test_a_frame_that_could_not_be_fetched_is_tried_again(play: Play, monkeypatc
         await asyncio.to_thread(shared.write_bytes, content)
         digest = await asyncio.to_thread(digest_file, shared)
         shared.unlink()
-        manifest = WeightsManifest(policy=policy, weights_bytes=len(content), digest=digest, path=str(shared))
+        manifest = WeightsManifest(
+            policy=policy, weights_bytes=len(content), digest=digest, path=str(shared)
+        )
         async with play.following():
             await StateStore(play.transport).put(Key.POLICY, manifest)
             assert not await play.follower.reached(policy, 0.05)
@@ -182,7 +200,9 @@ def test_weights_that_the_probe_rejects_end_the_follower(play: Play) -> None:
 def test_a_policy_that_takes_no_weights_is_rejected_before_any_ticket(tmp_path: Path) -> None:
     policy = ScriptedPolicy()
     policy.takes_weights = False
-    with pytest.raises(ConfigError, match=r"takes no new weights: it can evaluate \(`horizonrl eval`\), not train"):
+    with pytest.raises(
+        ConfigError, match=r"takes no new weights: it can evaluate \(`horizonrl eval`\), not train"
+    ):
         WeightsFollower(MemoryTransport(MemoryServer()), policy, tmp_path)
 
 
@@ -192,7 +212,9 @@ def test_a_shared_file_that_the_learner_removes_during_a_drain_is_loaded(play: P
         await asyncio.to_thread(shared.write_bytes, b"weights")
         digest = await asyncio.to_thread(digest_file, shared)
         drained = DrainedPolicy(play.policy)
-        play.follower = WeightsFollower(play.transport, drained, play.scratch, shared_dir=play.folder)
+        play.follower = WeightsFollower(
+            play.transport, drained, play.scratch, shared_dir=play.folder
+        )
         turn, ended = asyncio.Event(), asyncio.Event()
 
         async def generate(*_: Any, **__: Any) -> None:
@@ -201,9 +223,13 @@ def test_a_shared_file_that_the_learner_removes_during_a_drain_is_loaded(play: P
 
         play.policy.generate = generate  # type: ignore[method-assign, assignment]
         async with play.following(), asyncio.TaskGroup() as group:
-            group.create_task(drained.generate([1], max_tokens=1, temperature=1.0, stop_ids=(), seed=None))
+            group.create_task(
+                drained.generate([1], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)
+            )
             await turn.wait()
-            manifest = WeightsManifest(policy=policy, weights_bytes=7, digest=digest, path=str(shared))
+            manifest = WeightsManifest(
+                policy=policy, weights_bytes=7, digest=digest, path=str(shared)
+            )
             await StateStore(play.transport).put(Key.POLICY, manifest)
             while drained._open.is_set():
                 await asyncio.sleep(0.01)
@@ -230,14 +256,22 @@ def test_a_run_that_went_back_to_a_backup_is_followed_though_its_versions_have_b
                 assert await play.follower.reached(await play.announce(before, lineage=1), 5)
             assert play.follower.lost_futures == 0
             assert isinstance(play.transport, MemoryTransport)
-            play.transport.server.runs["run"].streams[Stream.WEIGHTS].ids.clear()  # as those of a restored broker
-            restored = await play.announce(version, lineage=lineage, text="another future", learner="second")
-            while play.policy.version != restored or play.policy.applied[-1][1] != b"another future":
+            play.transport.server.runs["run"].streams[
+                Stream.WEIGHTS
+            ].ids.clear()  # as those of a restored broker
+            restored = await play.announce(
+                version, lineage=lineage, text="another future", learner="second"
+            )
+            while (
+                play.policy.version != restored or play.policy.applied[-1][1] != b"another future"
+            ):
                 await asyncio.sleep(0.01)
             assert await play.follower.reached(restored, 5)
             assert play.follower.lost_futures == 1
             for after in (version + 1, version + 2):
-                assert await play.follower.reached(await play.announce(after, lineage=lineage, learner="second"), 5)
+                assert await play.follower.reached(
+                    await play.announce(after, lineage=lineage, learner="second"), 5
+                )
             assert play.follower.lost_futures == 1
 
     run(scenario())

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 from horizonrl.actors.weights import host_copy as shadow_module
-from horizonrl.actors.weights.host_copy import FETCHING, IMAGE, MARKER, NOTES_KEPT, PATCHED, READING, Shadow
+from horizonrl.actors.weights.host_copy import (
+    FETCHING,
+    IMAGE,
+    MARKER,
+    NOTES_KEPT,
+    PATCHED,
+    READING,
+    Shadow,
+)
 from horizonrl.actors.weights.words import compare
 from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
@@ -78,7 +86,10 @@ def test_an_actor_that_slept_ten_versions_applies_changes_and_loads_once(
     monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 64)
 
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         await host.load(await learner.step())
         for _ in range(10):
             manifest = await learner.step(share=0.005)
@@ -88,15 +99,23 @@ def test_an_actor_that_slept_ten_versions_applies_changes_and_loads_once(
     asyncio.run(scenario())
 
 
-def test_a_resumed_learner_with_the_same_weights_sends_an_actor_nothing(small: MemoryTransport, tmp_path: Path) -> None:
+def test_a_resumed_learner_with_the_same_weights_sends_an_actor_nothing(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         await host.load(await learner.step())
         successor = RandomLearner(small, tmp_path / "weights", lineage=1, start=1)
         successor.words = learner.words
         manifest = await successor.publish()
         assert await host.load(manifest) == learner.images[PolicyVersion(version=1)]
-        assert await host.load(await successor.step()) == successor.images[PolicyVersion(version=2, lineage=1)]
+        assert (
+            await host.load(await successor.step())
+            == successor.images[PolicyVersion(version=2, lineage=1)]
+        )
         assert host.received("frame") == manifest.weights_bytes
 
     asyncio.run(scenario())
@@ -108,7 +127,10 @@ def test_the_image_of_a_lost_future_is_not_changed_into_a_version_of_the_same_li
     """Broker and run directory went back; this host was cut off, and its image has a name that is used again."""
 
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         for _ in range(2):
             await host.load(await learner.step())
         again = RandomLearner(small, tmp_path / "again", start=1)
@@ -122,13 +144,20 @@ def test_the_image_of_a_lost_future_is_not_changed_into_a_version_of_the_same_li
     asyncio.run(scenario())
 
 
-def test_what_a_replaced_learner_still_stores_is_passed_over(small: MemoryTransport, tmp_path: Path) -> None:
+def test_what_a_replaced_learner_still_stores_is_passed_over(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         await host.load(await learner.step())
         successor = RandomLearner(small, tmp_path / "other", lineage=1)
         await host.load(await successor.step())
-        await learner.step()  # it announces nothing that counts: its fence is its own matter (test_fence.py)
+        await (
+            learner.step()
+        )  # it announces nothing that counts: its fence is its own matter (test_fence.py)
         manifest = await successor.step()
         assert await host.load(manifest) == successor.images[manifest.policy]
 
@@ -140,7 +169,10 @@ def test_damaged_changes_are_not_applied_and_the_next_key_frame_is(
     small: MemoryTransport, tmp_path: Path, damage: str
 ) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         await host.load(await learner.step())
         manifest = await learner.step()
         held = small.server.runs["run"].streams[Stream.WEIGHTS].messages
@@ -149,7 +181,9 @@ def test_damaged_changes_are_not_applied_and_the_next_key_frame_is(
         if damage == "missing":
             del held[message.sequence]
         else:
-            headers = {"headers": {}, "digest": message.headers | {chain.DIGEST: "0" * 32}}.get(damage, message.headers)
+            headers = {"headers": {}, "digest": message.headers | {chain.DIGEST: "0" * 32}}.get(
+                damage, message.headers
+            )
             data = bytes(len(message.data)) if damage == "data" else message.data
             held[message.sequence] = replace(message, headers=headers, data=data)
         with pytest.raises((WeightsRejected, BrokerError)):
@@ -170,7 +204,10 @@ def test_a_patcher_killed_at_any_point_leaves_a_state_that_the_next_one_recognis
     small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         await host.load(await learner.step())
         manifest = await learner.step(share=0.1)
         decode = shadow_module.decode_changes
@@ -206,7 +243,9 @@ def test_a_patcher_killed_at_any_point_leaves_a_state_that_the_next_one_recognis
                 await host.load(manifest)
         fetched = host.received("frame")
         assert await host.load(manifest) == learner.images[manifest.policy]
-        assert (host.received("frame") > fetched) == (point == "half"), "only a torn image needs a key frame"
+        assert (host.received("frame") > fetched) == (point == "half"), (
+            "only a torn image needs a key frame"
+        )
 
     asyncio.run(scenario())
 
@@ -220,7 +259,9 @@ def test_actors_of_one_host_download_once(small: MemoryTransport, tmp_path: Path
             results = await asyncio.gather(*(host.load(manifest) for host in hosts))
             assert set(results) == {learner.images[manifest.policy]}
         assert sum(host.received("frame") for host in hosts) == manifest.weights_bytes
-        sent = sum(len(m.data) for m in small.server.runs["run"].streams[Stream.WEIGHTS].messages.values())
+        sent = sum(
+            len(m.data) for m in small.server.runs["run"].streams[Stream.WEIGHTS].messages.values()
+        )
         assert sum(host.received("changes") for host in hosts) == sent - manifest.weights_bytes
         names = {entry.name for entry in (tmp_path / "shadow").iterdir()}
         assert names == {IMAGE, MARKER, PATCHED, FETCHING}, "one image, and nothing left of readers"
@@ -232,7 +273,10 @@ def test_an_actor_that_asks_for_an_older_version_gets_none_and_does_not_move_the
     small: MemoryTransport, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         older = await learner.step()
         newer = await learner.step()
         await host.load(newer)
@@ -245,9 +289,14 @@ def test_an_actor_that_asks_for_an_older_version_gets_none_and_does_not_move_the
     asyncio.run(scenario())
 
 
-def test_a_newer_image_of_a_run_that_was_begun_anew_is_replaced(small: MemoryTransport, tmp_path: Path) -> None:
+def test_a_newer_image_of_a_run_that_was_begun_anew_is_replaced(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         for _ in range(3):
             await host.load(await learner.step())
         again = RandomLearner(MemoryTransport(MemoryServer(), "run"), tmp_path / "again")
@@ -263,7 +312,10 @@ def test_an_actor_that_is_stopped_with_a_lock_does_not_stop_the_others(
     small: MemoryTransport, tmp_path: Path, name: str
 ) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         await host.load(await learner.step())
         held = os.open(host.place / name, os.O_RDWR)
         fcntl.flock(held, fcntl.LOCK_SH)
@@ -298,7 +350,9 @@ def test_an_engine_finds_its_file_while_another_actor_replaces_the_image(
     asyncio.run(scenario())
 
 
-def test_an_actor_waits_for_one_that_loads_and_lives(small: MemoryTransport, tmp_path: Path) -> None:
+def test_an_actor_waits_for_one_that_loads_and_lives(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         learner = RandomLearner(small, tmp_path / "weights")
         hosts = [ShadowHost(small, tmp_path / "shadow") for _ in range(2)]
@@ -371,7 +425,10 @@ def test_a_clock_that_is_set_wakes_nobody(tmp_path: Path, jump_s: int) -> None:
 
 def test_a_name_that_a_killed_actor_left_is_removed(small: MemoryTransport, tmp_path: Path) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         await host.load(await learner.step())
         os.link(host.place / IMAGE, host.place / f"{READING}left.safetensors")
         await host.load(await learner.step())
@@ -397,7 +454,10 @@ def test_what_patches_wrote_leads_from_each_of_the_last_versions_to_the_image(
             files[-1].write_bytes(learner.images[manifest.policy])
             digests.append(manifest.digest)
         for back, (file, digest) in enumerate(zip(reversed(files), reversed(digests), strict=True)):
-            noted, differ = host.shadow.changed_since(digest, manifest.digest), compare(file, files[-1])
+            noted, differ = (
+                host.shadow.changed_since(digest, manifest.digest),
+                compare(file, files[-1]),
+            )
             assert differ is not None
             if back > NOTES_KEPT:
                 assert noted is None, "an engine so far behind loads the whole image"
@@ -414,7 +474,10 @@ def test_a_note_that_is_damaged_or_lost_and_a_new_key_frame_leave_the_whole_imag
     small: MemoryTransport, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow", notes=True)
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow", notes=True),
+        )
         await host.load(await learner.step(share=0.005))
         second, third = [await learner.step(share=0.005) for _ in range(2)]
         await host.load(third)
@@ -424,7 +487,9 @@ def test_a_note_that_is_damaged_or_lost_and_a_new_key_frame_leave_the_whole_imag
         assert host.shadow.changed_since(second.digest, third.digest) is None
         note.unlink()
         assert host.shadow.changed_since(second.digest, third.digest) is None
-        assert host.shadow.changed_since(third.digest, third.digest) is not None, "the same weights under another name"
+        assert host.shadow.changed_since(third.digest, third.digest) is not None, (
+            "the same weights under another name"
+        )
         successor = RandomLearner(small, tmp_path / "other", lineage=1)
         await host.load(await successor.step())
         assert not list(host.place.glob("changed-*")), "memory for a new image"
@@ -432,9 +497,14 @@ def test_a_note_that_is_damaged_or_lost_and_a_new_key_frame_leave_the_whole_imag
     asyncio.run(scenario())
 
 
-def test_without_engines_that_take_words_nothing_is_noted(small: MemoryTransport, tmp_path: Path) -> None:
+def test_without_engines_that_take_words_nothing_is_noted(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        learner, host = (
+            RandomLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "shadow"),
+        )
         for _ in range(2):
             await host.load(await learner.step(share=0.005))
         assert not list(host.place.glob("changed-*"))

@@ -54,16 +54,23 @@ def test_any_subset_of_versions_and_resumes_gives_exact_weights(
         late = ShadowHost(small, tmp_path / "late")
         assert await late.load(manifest) == learner.images[manifest.policy]
         for host in hosts:
-            assert host.received("base") <= manifest.weights_bytes, "a host fetches the frozen model once"
+            assert host.received("base") <= manifest.weights_bytes, (
+                "a host fetches the frozen model once"
+            )
         extent = await small.extent(Stream.WEIGHTS)
         assert extent.stored_bytes < 6 * manifest.weights_bytes, "what nobody needs is purged"
 
     asyncio.run(scenario())
 
 
-def test_the_frozen_model_is_sent_once_and_a_resumed_learner_names_it(small: MemoryTransport, tmp_path: Path) -> None:
+def test_the_frozen_model_is_sent_once_and_a_resumed_learner_names_it(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         first = await learner.step()
         await host.load(first)
         resumed = AdapterLearner(small, tmp_path / "weights", lineage=1, start=1)
@@ -78,15 +85,24 @@ def test_the_frozen_model_is_sent_once_and_a_resumed_learner_names_it(small: Mem
         assert await host.load(manifest) == other.images[manifest.policy]
         stranger = AdapterLearner(small, tmp_path / "weights", lineage=3, seed=8)
         manifest = await stranger.step()
-        assert first.base is not None and manifest.base is not None and manifest.base.digest != first.base.digest
+        assert (
+            first.base is not None
+            and manifest.base is not None
+            and manifest.base.digest != first.base.digest
+        )
         assert await host.load(manifest) == stranger.images[manifest.policy]
 
     asyncio.run(scenario())
 
 
-def test_the_frozen_model_is_renewed_and_what_is_older_goes(small: MemoryTransport, tmp_path: Path) -> None:
+def test_the_frozen_model_is_renewed_and_what_is_older_goes(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         bases = set()
         for _ in range(150):
             manifest = await learner.step(share=0.5)
@@ -121,9 +137,14 @@ def test_actors_of_one_host_add_up_once_and_an_engine_keeps_its_file(
 
 
 @pytest.mark.parametrize("damage", ["adapters", "base", "announced"])
-def test_damage_is_refused_before_an_engine_sees_it(small: MemoryTransport, tmp_path: Path, damage: str) -> None:
+def test_damage_is_refused_before_an_engine_sees_it(
+    small: MemoryTransport, tmp_path: Path, damage: str
+) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         manifest = await learner.step()
         assert manifest.adapters is not None and manifest.base is not None
         if damage == "announced":
@@ -144,9 +165,14 @@ def test_damage_is_refused_before_an_engine_sees_it(small: MemoryTransport, tmp_
     asyncio.run(scenario())
 
 
-def test_adapters_are_sent_whole_again_when_their_changes_are_damaged(small: MemoryTransport, tmp_path: Path) -> None:
+def test_adapters_are_sent_whole_again_when_their_changes_are_damaged(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         await host.load(await learner.step())
         harmed = (await learner.step()).adapters
         assert harmed is not None
@@ -168,9 +194,14 @@ def test_adapters_are_sent_whole_again_when_their_changes_are_damaged(small: Mem
 
 
 @pytest.mark.parametrize("name", [FROZEN, MERGED])
-def test_files_that_rot_on_the_host_are_made_anew(small: MemoryTransport, tmp_path: Path, name: str) -> None:
+def test_files_that_rot_on_the_host_are_made_anew(
+    small: MemoryTransport, tmp_path: Path, name: str
+) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         manifest = await learner.step()
         await host.load(manifest)
         content = bytearray((host.place / name).read_bytes())
@@ -186,9 +217,14 @@ def test_files_that_rot_on_the_host_are_made_anew(small: MemoryTransport, tmp_pa
     asyncio.run(scenario())
 
 
-def test_a_full_file_system_is_named(small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_system_is_named(
+    small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         manifest = await learner.step()
         await host.load(manifest)
         newer = await learner.step()
@@ -205,7 +241,9 @@ def test_a_full_file_system_is_named(small: MemoryTransport, tmp_path: Path, mon
     asyncio.run(scenario())
 
 
-def test_a_run_that_turns_to_adapters_and_back_is_followed(small: MemoryTransport, tmp_path: Path) -> None:
+def test_a_run_that_turns_to_adapters_and_back_is_followed(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         host = ShadowHost(small, tmp_path / "host")
         for lineage, kind in enumerate((RandomLearner, AdapterLearner, RandomLearner)):
@@ -221,7 +259,10 @@ def test_a_frozen_model_whose_fetch_was_cut_off_is_fetched_after_it_was_sent_aga
     small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         first = await learner.step()
 
         def cut_off(_: int) -> None:
@@ -244,7 +285,10 @@ def test_an_image_that_a_killed_actors_engine_held_is_removed_and_a_living_ones_
     small: MemoryTransport, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        learner, host = (
+            AdapterLearner(small, tmp_path / "weights"),
+            ShadowHost(small, tmp_path / "host"),
+        )
         first = await learner.step()
         async with host.merged.holding(first) as file:
             left = host.place / f"{READING}left.safetensors"

@@ -43,11 +43,16 @@ def read(old: Path, new: Path) -> dict[str, Any] | None:
     if file is None:
         return None
     with file:
-        return {name: array.tolist() for name, array in load_file(f"/proc/self/fd/{file.fileno()}").items()}
+        return {
+            name: array.tolist()
+            for name, array in load_file(f"/proc/self/fd/{file.fileno()}").items()
+        }
 
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
-def test_changed_words_are_those_that_differ(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_words_are_those_that_differ(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(words_module, "COMPARED_WORDS", block)
     base = numbers() | {"c": np.array([0, 5, 9], np.uint16)}
     new = changed(base, a={0: 1, 1999: 2}, c={0: SIGN, 2: INFINITY}, d={13: 4, 14: 5, 599: 6})
@@ -83,7 +88,13 @@ def test_other_types_and_files_are_loaded_whole(tmp_path: Path) -> None:
         save_file({"a": np.full(100, 1.0, np.float32), "b": np.array([value])}, tmp_path / name)
     (tmp_path / "text").write_bytes(b"no image")
     (tmp_path / "empty").write_bytes(b"")
-    for old, new in (("old", "new"), ("old", "text"), ("text", "new"), ("old", "empty"), ("old", "nowhere")):
+    for old, new in (
+        ("old", "new"),
+        ("old", "text"),
+        ("text", "new"),
+        ("old", "empty"),
+        ("old", "nowhere"),
+    ):
         assert compare(tmp_path / old, tmp_path / new) is None
 
 
@@ -115,6 +126,8 @@ def test_a_note_that_is_too_long_or_cannot_be_written_is_left_out(tmp_path: Path
     layout = read_layout(image(numbers()))
     write_note(tmp_path / "note", layout, [(layout.data_offset, np.arange(1000, dtype=np.uint32))])
     assert not list(tmp_path.iterdir())
-    write_note(tmp_path / "gone" / "note", layout, [(layout.data_offset, np.arange(20, dtype=np.uint32))])
+    write_note(
+        tmp_path / "gone" / "note", layout, [(layout.data_offset, np.arange(20, dtype=np.uint32))]
+    )
     write_note(tmp_path / "note", layout, [(layout.data_offset, np.arange(20, dtype=np.uint32))])
     assert (tmp_path / "note").is_file()

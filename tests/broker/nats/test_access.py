@@ -20,7 +20,12 @@ from horizonrl.broker.nats.transport import NatsDelivery, NatsTransport
 from horizonrl.broker.standing import StandingTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.broker.weights.frames import digest_file, discard_frames_below, fetch_frame, publish_frame
+from horizonrl.broker.weights.frames import (
+    digest_file,
+    discard_frames_below,
+    fetch_frame,
+    publish_frame,
+)
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
 from horizonrl.common.metrics import Metrics
@@ -40,18 +45,42 @@ SUBJECTS = [
 STREAMS = ["{run}_TICKETS", "{run}_GROUPS", "{run}_WEIGHTS", "{run}_DEAD", "KV_{run}_STATE"]
 API = [
     *("STREAM.INFO.{name}", "STREAM.CREATE.{name}", "STREAM.UPDATE.{name}", "STREAM.DELETE.{name}"),
-    *("STREAM.PURGE.{name}", "STREAM.MSG.GET.{name}", "STREAM.MSG.DELETE.{name}", "STREAM.SNAPSHOT.{name}"),
-    *("CONSUMER.CREATE.{name}", "CONSUMER.CREATE.{name}.actors", "CONSUMER.DURABLE.CREATE.{name}.actors"),
-    *("CONSUMER.CREATE.{name}.spy", "CONSUMER.CREATE.{name}.spy.>", "CONSUMER.DURABLE.CREATE.{name}.spy"),
+    *(
+        "STREAM.PURGE.{name}",
+        "STREAM.MSG.GET.{name}",
+        "STREAM.MSG.DELETE.{name}",
+        "STREAM.SNAPSHOT.{name}",
+    ),
+    *(
+        "CONSUMER.CREATE.{name}",
+        "CONSUMER.CREATE.{name}.actors",
+        "CONSUMER.DURABLE.CREATE.{name}.actors",
+    ),
+    *(
+        "CONSUMER.CREATE.{name}.spy",
+        "CONSUMER.CREATE.{name}.spy.>",
+        "CONSUMER.DURABLE.CREATE.{name}.spy",
+    ),
     *("CONSUMER.MSG.NEXT.{name}.spy", "CONSUMER.DELETE.{name}.spy", "CONSUMER.INFO.{name}.actors"),
-    *("CONSUMER.LIST.{name}", "CONSUMER.NAMES.{name}", "DIRECT.GET.{name}", "DIRECT.GET.{name}.{run}.else"),
+    *(
+        "CONSUMER.LIST.{name}",
+        "CONSUMER.NAMES.{name}",
+        "DIRECT.GET.{name}",
+        "DIRECT.GET.{name}.{run}.else",
+    ),
 ]
 ATTEMPTS = [
     *(f"{{run}}.{subject}" for subject in SUBJECTS),
     *(f"$KV.{{run}}_STATE.{key.value}" for key in Key),
     *(f"$JS.API.{call.replace('{name}', name)}" for call in API for name in STREAMS),
-    *("$JS.API.CONSUMER.MSG.NEXT.{run}_TICKETS.actors", "$JS.API.CONSUMER.DELETE.{run}_TICKETS.actors"),
-    *("$JS.API.CONSUMER.CREATE.{run}_GROUPS.spy.{run}.groups.>", "$JS.API.CONSUMER.PAUSE.{run}_TICKETS.actors"),
+    *(
+        "$JS.API.CONSUMER.MSG.NEXT.{run}_TICKETS.actors",
+        "$JS.API.CONSUMER.DELETE.{run}_TICKETS.actors",
+    ),
+    *(
+        "$JS.API.CONSUMER.CREATE.{run}_GROUPS.spy.{run}.groups.>",
+        "$JS.API.CONSUMER.PAUSE.{run}_TICKETS.actors",
+    ),
     "$JS.API.CONSUMER.CREATE.{run}_TICKETS.actors.{run}.tickets.>",
     *("$JS.ACK.{run}_TICKETS.actors.1.1.1.1.0", "$JS.ACK._.hash.{run}_TICKETS.actors.1.1.1.1.0.x"),
     *("$JS.ACK.{run}_TICKETS.spy.1.1.1.1.0", "$JS.ACK._.hash.{run}_TICKETS.spy.1.1.1.1.0.x"),
@@ -71,7 +100,11 @@ ALLOWED = {
     Role.CONTROLLER: {
         *(f"{RUN}.tickets.{name}" for name in ("train", "demo", "eval", "again")),
         *(f"$KV.{RUN}_STATE.horizon", f"$KV.{RUN}_STATE.run"),
-        *(f"$JS.API.STREAM.{call}.{name.format(run=RUN)}" for call in ("CREATE", "UPDATE") for name in STREAMS),
+        *(
+            f"$JS.API.STREAM.{call}.{name.format(run=RUN)}"
+            for call in ("CREATE", "UPDATE")
+            for name in STREAMS
+        ),
         f"$JS.API.STREAM.PURGE.{RUN}_TICKETS",
         *(f"$JS.API.{call}.{RUN}_{name}" for call in READING for name in ("TICKETS", "GROUPS")),
         f"$JS.API.CONSUMER.CREATE.{RUN}_TICKETS.actors",
@@ -80,7 +113,12 @@ ALLOWED = {
         f"$JS.API.CONSUMER.DELETE.{RUN}_TICKETS.actors",
     },
     Role.LEARNER: {
-        *(f"{RUN}.weights.frame", f"{RUN}.dead.groups", f"$KV.{RUN}_STATE.progress", f"$KV.{RUN}_STATE.policy"),
+        *(
+            f"{RUN}.weights.frame",
+            f"{RUN}.dead.groups",
+            f"$KV.{RUN}_STATE.progress",
+            f"$KV.{RUN}_STATE.policy",
+        ),
         *(f"$JS.API.STREAM.PURGE.{RUN}_{name}" for name in ("GROUPS", "WEIGHTS")),
         *(f"$JS.API.{call}.{RUN}_{name}" for call in READING for name in ("TICKETS", "GROUPS")),
     },
@@ -89,7 +127,10 @@ ALLOWED = {
         f"{RUN}.dead.tickets",
         f"$JS.API.DIRECT.GET.{RUN}_WEIGHTS",
         f"$JS.API.CONSUMER.MSG.NEXT.{RUN}_TICKETS.actors",
-        *(f"$JS.ACK.{RUN}_TICKETS.actors.1.1.1.1.0", f"$JS.ACK._.hash.{RUN}_TICKETS.actors.1.1.1.1.0.x"),
+        *(
+            f"$JS.ACK.{RUN}_TICKETS.actors.1.1.1.1.0",
+            f"$JS.ACK._.hash.{RUN}_TICKETS.actors.1.1.1.1.0.x",
+        ),
     },
     Role.MONITOR: {f"$JS.API.{call}.{RUN}_TICKETS" for call in READING},
 }
@@ -126,7 +167,9 @@ def test_a_role_may_do_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
         async with secured(tmp_path) as broker:
             for role in Role:
                 publishing, subscribing = await refused(broker, role)
-                may = {subject for subject in attempts() if subject.lower() not in publishing}  # as nats-py tells it
+                may = {
+                    subject for subject in attempts() if subject.lower() not in publishing
+                }  # as nats-py tells it
                 assert may == ALLOWED[role] | EVERYONE, role
                 assert subscribing == {subject.format(run=RUN).lower() for subject in OVERHEARD}
 
@@ -152,7 +195,9 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             await learn(learner, tmp_path)
             manifest = await StateStore(actor).get(Key.POLICY)
             assert isinstance(manifest, WeightsManifest)
-            assert (await fetch_frame(actor, manifest, tmp_path / "fetched")).read_bytes() == b"weights"
+            assert (
+                await fetch_frame(actor, manifest, tmp_path / "fetched")
+            ).read_bytes() == b"weights"
             assert await anext(StateStore(actor).watch(Key.PROGRESS)) == Progress()
             assert len(await TicketQueue(controller).stored_tickets()) == 5
             assert await GroupLog(controller).end() > 0
@@ -186,12 +231,18 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
         await lease.give_back()
         while (lease := await queue.lease(1.0)) is not None:
             await lease.acknowledge()
-        await store_dead_letter(actor, Stream.TICKETS, Message("tickets.train", b"?", 1), "no ticket")
+        await store_dead_letter(
+            actor, Stream.TICKETS, Message("tickets.train", b"?", 1), "no ticket"
+        )
 
     async def learn(learner: NatsTransport, directory: Path) -> None:
         reader = await GroupLog(learner).read(after=0)
         entries = [await reader.next(10.0) for _ in range(3)]
-        assert [type(entry.record).__name__ for entry in entries if entry] == ["Group", "Group", "Void"]
+        assert [type(entry.record).__name__ for entry in entries if entry] == [
+            "Group",
+            "Group",
+            "Void",
+        ]
         await reader.close()
         assert await TicketQueue(learner).count_issued(Kind.TRAIN) == 4
         frame = directory / "frame"
@@ -200,7 +251,9 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
         await StateStore(learner).put(Key.POLICY, manifest)
         await discard_frames_below(learner, manifest)
         await GroupLog(learner).purge_below(2)
-        await store_dead_letter(learner, Stream.GROUPS, Message("groups.train", b"?", 1), "no group")
+        await store_dead_letter(
+            learner, Stream.GROUPS, Message("groups.train", b"?", 1), "no group"
+        )
 
     asyncio.run(scenario())
 
@@ -246,10 +299,18 @@ def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Pa
         async with secured(tmp_path / "a") as broker, secured(tmp_path / "b") as stranger:
             settings = broker.settings(Role.ACTOR)
             for wrong in (stranger.keys.authority, None):
-                with pytest.raises(BrokerDenied, match=r"not trusted \(.*\): broker\.nats\.ca_file must"):
+                with pytest.raises(
+                    BrokerDenied, match=r"not trusted \(.*\): broker\.nats\.ca_file must"
+                ):
                     await connect(RUN, changed(settings, ca_file=wrong), Role.ACTOR)
-            with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"):
-                await connect(RUN, changed(settings, nkey_seed=stranger.keys.seed(RUN, Role.ACTOR)), Role.ACTOR)
+            with pytest.raises(
+                BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"
+            ):
+                await connect(
+                    RUN,
+                    changed(settings, nkey_seed=stranger.keys.seed(RUN, Role.ACTOR)),
+                    Role.ACTOR,
+                )
 
     asyncio.run(scenario())
 
@@ -257,8 +318,12 @@ def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Pa
 def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with secured(tmp_path) as broker, EmbeddedServer(tmp_path / "plain") as plain:
-            settings = changed(broker.settings(Role.CONTROLLER), nkey_seed=None).model_copy(update={"url": plain.url})
-            with pytest.raises(BrokerDenied, match=r"offers no TLS although broker\.nats\.ca_file is set"):
+            settings = changed(broker.settings(Role.CONTROLLER), nkey_seed=None).model_copy(
+                update={"url": plain.url}
+            )
+            with pytest.raises(
+                BrokerDenied, match=r"offers no TLS although broker\.nats\.ca_file is set"
+            ):
                 await connect(RUN, settings)
 
     asyncio.run(scenario())
@@ -276,7 +341,9 @@ def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path)
                 broker.keys.seed(RUN, Role.ACTOR).unlink()
                 make_keys(broker.keys.folder, [RUN], [], actors=3)
                 os.kill(broker.server.pid, signal.SIGHUP)
-                with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"):
+                with pytest.raises(
+                    BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"
+                ):
                     async with asyncio.timeout(20.0):
                         await first.lease(30.0)
                 await TicketQueue(controller).issue(make_ticket(0))
@@ -312,7 +379,9 @@ def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) 
 def test_a_role_waits_for_the_streams_and_says_who_makes_them(nats_server: EmbeddedServer) -> None:
     async def scenario() -> None:
         settings = BrokerSection(url=nats_server.url, connect_timeout_s=1.0, ack_wait_s=7.0)
-        with pytest.raises(BrokerUnreachable, match=r"no streams of run absent after 1 s: start its controller"):
+        with pytest.raises(
+            BrokerUnreachable, match=r"no streams of run absent after 1 s: start its controller"
+        ):
             await connect("absent", settings, Role.MONITOR)
         waiting = asyncio.create_task(connect("later", settings, Role.ACTOR))
         await asyncio.sleep(0.2)

@@ -62,7 +62,9 @@ async def isolate(servers: Servers, number: int) -> None:
         line.release()
 
 
-def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         stop = asyncio.Event()
         acknowledged: dict[str, int] = {}
@@ -72,7 +74,9 @@ def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(
             number = 0
             while not stop.is_set():
                 message_id = f"{name}-{number}"
-                stored = await transport.publish("groups.train", os.urandom(5_000), message_id=message_id)
+                stored = await transport.publish(
+                    "groups.train", os.urandom(5_000), message_id=message_id
+                )
                 acknowledged[message_id] = stored.sequence
                 number += 1
 
@@ -91,7 +95,10 @@ def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(
             """A learner that nobody replaces is never told that somebody did, and reads its own writes."""
             revision, number = 0, 0
             while not stop.is_set():
-                revision, number = await learner.put(Key.PROGRESS, b"%d" % number, revision), number + 1
+                revision, number = (
+                    await learner.put(Key.PROGRESS, b"%d" % number, revision),
+                    number + 1,
+                )
                 assert await learner.revision(Key.PROGRESS) == revision
                 assert await learner.get(Key.PROGRESS) == b"%d" % (number - 1)
 
@@ -103,7 +110,12 @@ def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(
             opened(servers.direct_url, Role.MONITOR) as monitor,
             asyncio.TaskGroup() as group,
         ):
-            load = (publish(actor, "a"), publish(controller, "b"), work(controller, actor), announce(learner))
+            load = (
+                publish(actor, "a"),
+                publish(controller, "b"),
+                work(controller, actor),
+                announce(learner),
+            )
             tasks = [group.create_task(each) for each in load]
             for harm, led in ((kill, Stream.GROUPS), (pause, None), (isolate, Stream.TICKETS)):
                 await asyncio.sleep(0.5)
@@ -130,7 +142,9 @@ async def copies(transport: NatsTransport) -> set[int]:
     return {(await transport._js.stream_info(name)).config.num_replicas for name in names}
 
 
-def test_replicas_are_raised_lowered_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_are_raised_lowered_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with EmbeddedCluster(tmp_path) as cluster:
             async with opened(cluster.url, nats=NatsSection()) as single:
@@ -141,7 +155,9 @@ def test_replicas_are_raised_lowered_and_left_alone(tmp_path: Path, monkeypatch:
                     assert await copies(transport) == {wanted}
                     assert (await transport.extent(Stream.GROUPS)).messages == 1
             monkeypatch.setattr(streams, "PEERS_S", 0.5)
-            with pytest.raises(ConfigError, match=r"replicas = 5.*enough|replicas = 5.*needs that many servers"):
+            with pytest.raises(
+                ConfigError, match=r"replicas = 5.*enough|replicas = 5.*needs that many servers"
+            ):
                 await connect("other", BrokerSection(url=cluster.url, nats=NatsSection(replicas=5)))
 
     asyncio.run(asyncio.wait_for(scenario(), 90))
@@ -172,13 +188,17 @@ def test_a_client_leaves_a_server_that_takes_nothing(tmp_path: Path) -> None:
         async with serving(tmp_path, 3) as servers, opened(servers.direct_url) as transport:
             url = transport._connection.client.connected_url
             assert url is not None
-            (paused,) = [server for server in servers.members if server.url.endswith(f":{url.port}")]
+            (paused,) = [
+                server for server in servers.members if server.url.endswith(f":{url.port}")
+            ]
             os.kill(paused.pid, signal.SIGSTOP)
             try:
                 async with asyncio.timeout(45), asyncio.TaskGroup() as group:
                     for number in range(12):  # more than the sockets of both sides buffer
                         group.create_task(
-                            transport.publish("groups.train", bytes(4_000_000), message_id=f"large-{number}")
+                            transport.publish(
+                                "groups.train", bytes(4_000_000), message_id=f"large-{number}"
+                            )
                         )
             finally:
                 os.kill(paused.pid, signal.SIGCONT)
@@ -192,7 +212,9 @@ def test_accounts_hold_across_the_servers_of_a_cluster(tmp_path: Path) -> None:
     async def scenario() -> None:
         keys = KeyFolder(tmp_path / "keys")
         make_keys(keys.folder, ["r"], ["127.0.0.1"])
-        async with EmbeddedCluster(tmp_path / "nats", extra=keys.included(tmp_path / "nats" / "server-0")) as cluster:
+        async with EmbeddedCluster(
+            tmp_path / "nats", extra=keys.included(tmp_path / "nats" / "server-0")
+        ) as cluster:
             own: Callable[[Role], NatsSection] = lambda role: NatsSection(  # noqa: E731
                 replicas=3, nkey_seed=keys.seed("r", role), ca_file=keys.authority
             )

@@ -17,7 +17,9 @@ from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, ConfigError
 
 def test_a_url_that_does_not_answer_is_named_with_the_cure() -> None:
     url = f"nats://127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*`horizonrl broker"):
+    with pytest.raises(
+        BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*`horizonrl broker"
+    ):
         asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=0.5)))
 
 
@@ -35,10 +37,14 @@ def test_durability_is_promised_only_by_a_server_that_reads_the_key(tmp_path: Pa
             await (await connect("r", BrokerSection(url=ours.url, nats=nats))).close()
         async with EmbeddedServer(tmp_path / "theirs", name="nats-0") as theirs:
             settings = BrokerSection(url=theirs.url, nats=nats)
-            with pytest.raises(ConfigError, match=r"nats-0 at .*`sync_interval: always`.*leave the key out"):
+            with pytest.raises(
+                ConfigError, match=r"nats-0 at .*`sync_interval: always`.*leave the key out"
+            ):
                 await connect("r", settings)
             await (await connect("r", BrokerSection(url=theirs.url))).close()
-            await (await connect("r", settings, Role.ACTOR)).close()  # the controller alone is asked
+            await (
+                await connect("r", settings, Role.ACTOR)
+            ).close()  # the controller alone is asked
 
     asyncio.run(scenario())
 
@@ -47,7 +53,8 @@ def test_durability_is_promised_only_by_a_server_that_reads_the_key(tmp_path: Pa
 def test_two_runs_on_one_server_do_not_see_one_another(nats_server: EmbeddedServer) -> None:
     async def scenario() -> None:
         first, second = [
-            await connect(f"t-{uuid.uuid4().hex[:8]}", BrokerSection(url=nats_server.url)) for _ in range(2)
+            await connect(f"t-{uuid.uuid4().hex[:8]}", BrokerSection(url=nats_server.url))
+            for _ in range(2)
         ]
         await first.publish("groups.train", b"x", message_id="a")
         await first.put(Key.POLICY, b"p")
@@ -68,7 +75,11 @@ def test_a_closed_transport_says_so_at_once(nats_server: EmbeddedServer) -> None
         await transport.close()
         assert not transport.connected
         async with asyncio.timeout(5.0):
-            for call in (transport.publish("groups.train", b"x"), transport.get(Key.POLICY), reader.fetch(1, 30.0)):
+            for call in (
+                transport.publish("groups.train", b"x"),
+                transport.get(Key.POLICY),
+                reader.fetch(1, 30.0),
+            ):
                 with pytest.raises(BrokerUnreachable, match="closed"):
                     await call
             with pytest.raises(BrokerUnreachable, match="closed"):
@@ -82,9 +93,14 @@ def test_wrong_credentials_are_denied(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = EmbeddedServer(tmp_path, extra="authorization { user: me, password: secret }")
         async with server:
-            wrong, right = (NatsSection(user="me", password=SecretStr(word)) for word in ("wrong", "secret"))
+            wrong, right = (
+                NatsSection(user="me", password=SecretStr(word)) for word in ("wrong", "secret")
+            )
             given = BrokerSection(url=server.url, nats=wrong, connect_timeout_s=5.0)
-            with pytest.raises(BrokerDenied, match=r"check broker\.nats\.nkey_seed, or broker\.nats\.user and the p"):
+            with pytest.raises(
+                BrokerDenied,
+                match=r"check broker\.nats\.nkey_seed, or broker\.nats\.user and the p",
+            ):
                 await connect("r", given)
             transport = await connect("r", given.model_copy(update={"nats": right}))
             assert (await transport.publish("groups.train", b"x")).sequence == 1

@@ -57,7 +57,9 @@ def test_a_deadline_that_the_client_swallows_does_not_cancel_what_comes_next() -
     asyncio.run(scenario())
 
 
-FULL = nats.js.errors.ServiceUnavailableError(code=503, err_code=10077, description="maximum bytes exceeded")
+FULL = nats.js.errors.ServiceUnavailableError(
+    code=503, err_code=10077, description="maximum bytes exceeded"
+)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +87,15 @@ def test_a_request_that_waits_long_is_told_of_once_and_whenever_the_wait_has_dou
     assert told[23]["for_s"] >= 23
 
 
-def test_a_link_tells_of_what_is_left_undone_and_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_tells_of_what_is_left_undone_and_that_it_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
-        connection, stalled, answers = Connection("nats://there"), [], iter([TimeoutError(), FULL, "answer"])
+        connection, stalled, answers = (
+            Connection("nats://there"),
+            [],
+            iter([TimeoutError(), FULL, "answer"]),
+        )
         connection.opened()
 
         async def request() -> str:

@@ -26,7 +26,10 @@ def test_an_idle_actor_sends_and_hears_nothing_between_its_requests(tmp_path: Pa
     async def scenario() -> None:
         async with EmbeddedServer(tmp_path / "nats") as server:
             broker = BrokerSection(url=server.url)
-            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+            async with (
+                connected("r", broker) as controller,
+                connected("r", broker, Role.ACTOR) as actor,
+            ):
                 follower = WeightsFollower(actor, ScriptedPolicy(), tmp_path)
                 following = asyncio.create_task(follower.run(total_steps=10))
                 waiting = asyncio.create_task(TicketQueue(actor).lease(60.0))
@@ -50,12 +53,17 @@ def test_an_idle_actor_sends_and_hears_nothing_between_its_requests(tmp_path: Pa
 def test_requests_end_on_whole_seconds_so_that_the_server_looks_at_them_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horizonrl.broker.nats.transport.time", SimpleNamespace(time=lambda: 1_000.25))
+    monkeypatch.setattr(
+        "horizonrl.broker.nats.transport.time", SimpleNamespace(time=lambda: 1_000.25)
+    )
 
     async def scenario() -> None:
         async with EmbeddedServer(tmp_path / "nats") as server:
             broker = BrokerSection(url=server.url)
-            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+            async with (
+                connected("r", broker) as controller,
+                connected("r", broker, Role.ACTOR) as actor,
+            ):
                 subject = controller._next_ticket  # type: ignore[attr-defined]
                 heard = await controller._connection.client.subscribe(subject)  # type: ignore[attr-defined]
                 # Its answer proves that the server has taken the subscription.
@@ -80,7 +88,9 @@ def test_more_actors_may_wait_than_a_server_allows_by_default(tmp_path: Path) ->
                 inbox = client.new_inbox()
                 answers = await client.subscribe(inbox)
                 for _ in range(600):  # nats-server's own default is 512
-                    await client.publish(subject, b'{"batch": 1, "expires": 30000000000}', reply=inbox)
+                    await client.publish(
+                        subject, b'{"batch": 1, "expires": 30000000000}', reply=inbox
+                    )
                 async with asyncio.timeout(10.0):
                     while (await controller.queue()).idle < 600:
                         await asyncio.sleep(0.05)
@@ -89,7 +99,9 @@ def test_more_actors_may_wait_than_a_server_allows_by_default(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-def test_an_actor_that_stops_waiting_gets_no_ticket_that_another_one_could_have(tmp_path: Path) -> None:
+def test_an_actor_that_stops_waiting_gets_no_ticket_that_another_one_could_have(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with EmbeddedServer(tmp_path / "nats") as server:
             broker = BrokerSection(url=server.url, ack_wait_s=30.0)
@@ -119,7 +131,10 @@ def test_a_restarted_server_is_asked_again_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with EmbeddedServer(tmp_path / "nats") as server:
             broker = BrokerSection(url=server.url)
-            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+            async with (
+                connected("r", broker) as controller,
+                connected("r", broker, Role.ACTOR) as actor,
+            ):
                 waiting = asyncio.create_task(TicketQueue(actor).lease(60.0))
                 while (await controller.queue()).idle < 1:
                     await asyncio.sleep(0.05)
@@ -138,7 +153,10 @@ def test_a_ticket_that_the_server_has_lost_holds_nobody_up(tmp_path: Path) -> No
     async def scenario() -> None:
         async with EmbeddedServer(tmp_path / "nats") as server:
             broker = BrokerSection(url=server.url, ack_wait_s=2.0)
-            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+            async with (
+                connected("r", broker) as controller,
+                connected("r", broker, Role.ACTOR) as actor,
+            ):
                 await TicketQueue(controller).issue(make_ticket())
                 lease = await TicketQueue(actor).lease(10.0)
                 assert lease is not None

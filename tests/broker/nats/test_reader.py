@@ -27,7 +27,10 @@ NOBODY = b"NATS/1.0 503\r\n\r\n"
 
 def answer(sequence: int, before: int | None, own: bytes = b"NATS/1.0\r\n") -> bytes:
     batch = b"" if before is None else b"Nats-Num-Pending: 7\r\nNats-Last-Sequence: %d\r\n" % before
-    added = b"Nats-Stream: run_GROUPS\r\nNats-Subject: run.groups.train\r\nNats-Sequence: %d\r\n" % sequence
+    added = (
+        b"Nats-Stream: run_GROUPS\r\nNats-Subject: run.groups.train\r\nNats-Sequence: %d\r\n"
+        % sequence
+    )
     return own + added + b"Nats-Time-Stamp: 2026-01-02T03:04:05.678901234Z\r\n" + batch + b"\r\n"
 
 
@@ -47,7 +50,9 @@ class Scripted(Connection):
         async def publish(*_: object, **__: object) -> None: ...
 
         parse = Client._parse_header_lines
-        client = SimpleNamespace(unread_answers=unread_answers, publish=publish, _parse_header_lines=parse)
+        client = SimpleNamespace(
+            unread_answers=unread_answers, publish=publish, _parse_header_lines=parse
+        )
         self.client = cast(Any, client)
         self._up.set()
 
@@ -77,9 +82,20 @@ def batch(answers: list[bytes]) -> list[Message]:
         ([b"NATS/1.0 404 Message Not Found\r\n\r\n"], []),
         ([b""], []),
     ],
-    ids=["whole", "one-lost", "first-lost", "server-2.10", "moved", "nobody", "nothing", "no-headers"],
+    ids=[
+        "whole",
+        "one-lost",
+        "first-lost",
+        "server-2.10",
+        "moved",
+        "nobody",
+        "nothing",
+        "no-headers",
+    ],
 )
-def test_a_batch_ends_where_an_answer_is_missing(answers: list[bytes], sequences: list[int]) -> None:
+def test_a_batch_ends_where_an_answer_is_missing(
+    answers: list[bytes], sequences: list[int]
+) -> None:
     found = batch(answers)
     assert [message.sequence for message in found] == sequences
     assert {message.subject for message in found} <= {"groups.train"}
@@ -98,7 +114,9 @@ def test_what_has_come_when_the_time_runs_out_is_kept() -> None:
 
     async def read() -> tuple[list[int], int]:
         connection = Scripted([answer(5, 0), answer(6, 5)])  # and then nothing, not even an end
-        reader = NatsReader(connection, ("run_GROUPS", "run.groups.>", "run."), 4, Freshness(clustered=False))
+        reader = NatsReader(
+            connection, ("run_GROUPS", "run.groups.>", "run."), 4, Freshness(clustered=False)
+        )
         reader._flowing, reader._reconnects = True, connection.counters.reconnects
         found = await reader.fetch(8, 0.1)
         return [message.sequence for message in found], reader._next
@@ -113,12 +131,17 @@ def test_what_a_damaged_replica_leaves_out_is_taken_from_the_leader_and_a_hole_i
     async def incomplete(*arguments: Any) -> None:
         await add_batch(*arguments)
         found = arguments[-1]
-        found[:] = [message for message in found if message.sequence not in (3, 4)]  # as a replica without them
+        found[:] = [
+            message for message in found if message.sequence not in (3, 4)
+        ]  # as a replica without them
 
     monkeypatch.setattr("horizonrl.broker.nats.reader.add_batch", incomplete)
 
     async def scenario() -> None:
-        async with EmbeddedServer(tmp_path / "nats") as server, connected("r", BrokerSection(url=server.url)) as there:
+        async with (
+            EmbeddedServer(tmp_path / "nats") as server,
+            connected("r", BrokerSection(url=server.url)) as there,
+        ):
             log = GroupLog(there)
             for number in range(7):
                 await log.publish(make_group(number))
@@ -130,6 +153,8 @@ def test_what_a_damaged_replica_leaves_out_is_taken_from_the_leader_and_a_hole_i
             assert [entry.holes for entry in entries] == [(), (), (), (), (), ((6, 6),)]
             (damage,) = [line for line in logs if line["event"] == "replica_damaged"]
             assert (damage["left_out"], damage["first"]) == (2, 3)
-            assert [(line["first"], line["last"]) for line in logs if line["event"] == "log_hole"] == [(6, 6)]
+            assert [
+                (line["first"], line["last"]) for line in logs if line["event"] == "log_hole"
+            ] == [(6, 6)]
 
     asyncio.run(scenario())

@@ -74,7 +74,9 @@ def test_a_server_whose_disk_was_full_is_told_of_and_does_its_work_once_started_
             transport = await connect("r", BrokerSection(url=server.url, max_log_bytes=1 << 20))
             space = os.statvfs(disk)
             (disk / "filler").write_bytes(bytes(space.f_bavail * space.f_frsize - 8_192))
-            publish = asyncio.create_task(transport.publish("groups.train", bytes(100_000), message_id="a"))
+            publish = asyncio.create_task(
+                transport.publish("groups.train", bytes(100_000), message_id="a")
+            )
             async with asyncio.timeout(60):
                 while not logs:
                     await asyncio.sleep(0.05)
@@ -90,7 +92,9 @@ def test_a_server_whose_disk_was_full_is_told_of_and_does_its_work_once_started_
 
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True
+    ).returncode:
         pytest.skip("mounts a small disk: that takes root")
     monkeypatch.setattr("horizonrl.broker.nats.connection.TELL_AFTER_S", 0.0)
     try:
@@ -103,7 +107,9 @@ def test_a_server_whose_disk_was_full_is_told_of_and_does_its_work_once_started_
 
 
 @pytest.mark.process
-def test_a_secured_server_that_listens_everywhere_is_reached_by_a_name_of_its_certificate(tmp_path: Path) -> None:
+def test_a_secured_server_that_listens_everywhere_is_reached_by_a_name_of_its_certificate(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         make_keys(tmp_path / "keys", ["r"], ["nats.example"])
         keys = KeyFolder(tmp_path / "keys")
@@ -122,7 +128,10 @@ def test_a_reload_takes_up_the_keys_of_another_run(tmp_path: Path) -> None:
     async def scenario() -> None:
         make_keys(tmp_path / "keys", ["r"], ["nats.example"])
         keys, nats = KeyFolder(tmp_path / "keys"), tmp_path / "nats"
-        async with EmbeddedServer(nats, extra=keys.included(nats)) as started, asyncio.timeout(20.0):
+        async with (
+            EmbeddedServer(nats, extra=keys.included(nats)) as started,
+            asyncio.timeout(20.0),
+        ):
 
             async def opened(run: str, role: Role) -> NatsTransport:
                 own = NatsSection(nkey_seed=keys.seed(run, role), ca_file=keys.authority)
@@ -173,7 +182,9 @@ def test_the_port_is_not_that_of_a_killed_server_with_the_same_pid(tmp_path: Pat
             (tmp_path / f"nats-server_{pid}.ports").write_text('{"nats": ["nats://127.0.0.1:1"]}')
         async with EmbeddedServer(tmp_path) as started:
             assert started.port != 1
-            assert [file.name for file in tmp_path.glob("*.ports")] == [f"nats-server_{started.pid}.ports"]
+            assert [file.name for file in tmp_path.glob("*.ports")] == [
+                f"nats-server_{started.pid}.ports"
+            ]
 
     asyncio.run(scenario())
 
@@ -189,7 +200,9 @@ def test_a_port_that_is_taken_is_an_error_with_the_servers_own_words(tmp_path: P
 
 
 @pytest.mark.process
-def test_two_servers_do_not_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_servers_do_not_share_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each would lose what the other one has acknowledged."""
     monkeypatch.setattr(server, "LOCK_S", 0.1)
 
@@ -210,7 +223,9 @@ def test_two_servers_do_not_share_a_directory(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert running(pid)
@@ -234,11 +249,18 @@ def test_a_missing_server_names_the_package_that_brings_it(monkeypatch: pytest.M
         find_server()
 
 
-def test_a_server_that_restores_a_large_store_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_restores_a_large_store_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # nats-server listens only once it has restored its streams.
-    slow, blocks = tmp_path / "slow-server", tmp_path / "nats" / "jetstream" / "r" / "streams" / "r_GROUPS" / "msgs"
+    slow, blocks = (
+        tmp_path / "slow-server",
+        tmp_path / "nats" / "jetstream" / "r" / "streams" / "r_GROUPS" / "msgs",
+    )
     listening = '{"nats": ["nats://127.0.0.1:4222"], "monitoring": ["http://127.0.0.1:8222"]}'
-    slow.write_text(f"#!/bin/sh\nsleep 1\necho '{listening}' > $(dirname $2)/nats-server_$$.ports\nexec sleep 60\n")
+    slow.write_text(
+        f"#!/bin/sh\nsleep 1\necho '{listening}' > $(dirname $2)/nats-server_$$.ports\nexec sleep 60\n"
+    )
     slow.chmod(0o700)
     monkeypatch.setattr(server, "find_server", lambda: str(slow))
     monkeypatch.setattr(server, "START_S", 0.2)
@@ -253,7 +275,9 @@ def test_a_server_that_restores_a_large_store_is_waited_for(tmp_path: Path, monk
         with capture_logs() as logs:
             async with EmbeddedServer(tmp_path / "nats") as started:
                 assert started.port == 4222
-        assert [line["stored_mib"] for line in logs if line["event"] == "broker_restoring"][:1] == [190]
+        assert [line["stored_mib"] for line in logs if line["event"] == "broker_restoring"][:1] == [
+            190
+        ]
 
     asyncio.run(scenario())
 
@@ -302,7 +326,9 @@ def test_a_server_that_met_a_full_disk_ails_until_it_is_started_again(
             assert await started.complaint() is None
             curable = asyncio.create_task(started.curable())
             limit_files(started.pid, 1)
-            publishing = asyncio.create_task(transport.publish("groups.train", os.urandom(1 << 16), message_id="b"))
+            publishing = asyncio.create_task(
+                transport.publish("groups.train", os.urandom(1 << 16), message_id="b")
+            )
             while (complaint := await started.complaint()) is None:
                 await asyncio.sleep(0.02)
             assert "write error" in complaint

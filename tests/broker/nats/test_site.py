@@ -31,13 +31,17 @@ RUN = "sited"
 
 
 @asynccontextmanager
-async def server(name: str, folder: Path, ports: dict[str, int], **environment: str) -> AsyncIterator[None]:
+async def server(
+    name: str, folder: Path, ports: dict[str, int], **environment: str
+) -> AsyncIterator[None]:
     """Run nats-server with a file of ops/deploy/site, on ports of its own and with its monitoring port open."""
     text = (SITE / f"{name}.conf").read_text(encoding="utf-8")
     for port, own in ports.items():
         text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{own}")
     folder.mkdir()
-    (folder / "server.conf").write_text(f'{text}\nhttp: "127.0.0.1:{ports["http"]}"\n', encoding="utf-8")
+    (folder / "server.conf").write_text(
+        f'{text}\nhttp: "127.0.0.1:{ports["http"]}"\n', encoding="utf-8"
+    )
     process = await asyncio.create_subprocess_exec(
         find_server(),
         *("-c", str(folder / "server.conf"), "-l", str(folder / "log")),
@@ -59,10 +63,16 @@ def monitored(port: int, page: str) -> dict[str, Any]:
 
 async def mirror(url: str) -> None:
     """Create the mirror on the site's server, as an operator does."""
-    text = (SITE / "weights-mirror.json").read_text(encoding="utf-8").replace("RUN_WEIGHTS", f"{RUN}_WEIGHTS")
+    text = (
+        (SITE / "weights-mirror.json")
+        .read_text(encoding="utf-8")
+        .replace("RUN_WEIGHTS", f"{RUN}_WEIGHTS")
+    )
     settings = json.loads(text) | {"max_bytes": 1 << 26}
     client = await nats.connect(url)
-    answer = await client.request(f"$JS.API.STREAM.CREATE.{RUN}_WEIGHTS", json.dumps(settings).encode(), timeout=10)
+    answer = await client.request(
+        f"$JS.API.STREAM.CREATE.{RUN}_WEIGHTS", json.dumps(settings).encode(), timeout=10
+    )
     assert "error" not in json.loads(answer.data), answer.data
     await client.close()
 
@@ -87,7 +97,10 @@ def test_weights_come_from_the_sites_mirror_and_all_else_goes_to_the_broker(tmp_
                 await asyncio.sleep(0.05)
             await mirror(f"nats://127.0.0.1:{port['site']}")
             at_site = BrokerSection(url=f"nats://127.0.0.1:{port['site']}", nats={"domain": "hub"})  # type: ignore[arg-type]
-            actors = [await opened.enter_async_context(connected(RUN, at_site, Role.ACTOR)) for _ in range(4)]
+            actors = [
+                await opened.enter_async_context(connected(RUN, at_site, Role.ACTOR))
+                for _ in range(4)
+            ]
             hosts = [ShadowHost(actor, tmp_path / f"host{n}") for n, actor in enumerate(actors)]
 
             # The announcement may come before the mirror has the bytes: an actor waits for them.
@@ -100,7 +113,9 @@ def test_weights_come_from_the_sites_mirror_and_all_else_goes_to_the_broker(tmp_
             # The mirror's server has answered the actors, and the broker has sent each message to the site once.
             crossed = monitored(port["http"], "leafz?")["leafs"][0]["out_bytes"]
             received = sum(host.received(form) for host in hosts for form in ("frame", "changes"))
-            assert received == 4 * sum(host.received("frame") + host.received("changes") for host in hosts[:1])
+            assert received == 4 * sum(
+                host.received("frame") + host.received("changes") for host in hosts[:1]
+            )
             assert crossed < received, "four actors, one crossing"
 
             # Tickets, groups and state are the broker's.

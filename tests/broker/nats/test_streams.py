@@ -25,7 +25,9 @@ def test_every_stream_has_a_subject_of_its_own() -> None:
 
 
 @pytest.mark.process
-def test_streams_are_durable_files_that_refuse_what_does_not_fit(nats_server: EmbeddedServer, run: str) -> None:
+def test_streams_are_durable_files_that_refuse_what_does_not_fit(
+    nats_server: EmbeddedServer, run: str
+) -> None:
     async def scenario() -> None:
         transport = await connect(run, BrokerSection(url=nats_server.url, max_log_bytes=9_000))
         js = transport._js
@@ -33,27 +35,43 @@ def test_streams_are_durable_files_that_refuse_what_does_not_fit(nats_server: Em
             config = (await js.stream_info(stream_name(run, stream))).config
             assert config.storage == api.StorageType.FILE
             assert config.retention == api.RetentionPolicy.LIMITS
-            assert config.discard == (api.DiscardPolicy.OLD if stream is Stream.DEAD else api.DiscardPolicy.NEW)
+            assert config.discard == (
+                api.DiscardPolicy.OLD if stream is Stream.DEAD else api.DiscardPolicy.NEW
+            )
             assert config.duplicate_window == 3_600
             assert config.max_bytes == (9_000 if stream in (Stream.GROUPS, Stream.DEAD) else -1)
             assert config.max_msgs == (10_000 if stream is Stream.DEAD else -1)
         consumer = (await js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)).config
-        assert (consumer.ack_policy, consumer.max_deliver, consumer.ack_wait) == (api.AckPolicy.EXPLICIT, -1, 30.0)
+        assert (consumer.ack_policy, consumer.max_deliver, consumer.ack_wait) == (
+            api.AckPolicy.EXPLICIT,
+            -1,
+            30.0,
+        )
         await transport.close()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.process
-def test_connecting_again_changes_what_may_change_and_keeps_the_messages(nats_server: EmbeddedServer, run: str) -> None:
+def test_connecting_again_changes_what_may_change_and_keeps_the_messages(
+    nats_server: EmbeddedServer, run: str
+) -> None:
     async def scenario() -> None:
-        first = await connect(run, BrokerSection(url=nats_server.url, max_log_bytes=9_000, ack_wait_s=30))
+        first = await connect(
+            run, BrokerSection(url=nats_server.url, max_log_bytes=9_000, ack_wait_s=30)
+        )
         await first.publish("tickets.train", b"t")
         delivery = await first.lease(5.0)
         assert delivery is not None
-        second = await connect(run, BrokerSection(url=nats_server.url, max_log_bytes=10_000, ack_wait_s=7))
-        assert (await second._js.stream_info(stream_name(run, Stream.GROUPS))).config.max_bytes == 10_000
-        assert (await second._js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)).config.ack_wait == 7
+        second = await connect(
+            run, BrokerSection(url=nats_server.url, max_log_bytes=10_000, ack_wait_s=7)
+        )
+        assert (
+            await second._js.stream_info(stream_name(run, Stream.GROUPS))
+        ).config.max_bytes == 10_000
+        assert (
+            await second._js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)
+        ).config.ack_wait == 7
         await delivery.acknowledge()
         assert await second.queue() == QueueState(waiting=0, leased=0, floor=1)
         await first.close()
@@ -63,7 +81,9 @@ def test_connecting_again_changes_what_may_change_and_keeps_the_messages(nats_se
 
 
 @pytest.mark.process
-def test_roles_that_create_the_streams_at_the_same_time_all_connect(nats_server: EmbeddedServer, run: str) -> None:
+def test_roles_that_create_the_streams_at_the_same_time_all_connect(
+    nats_server: EmbeddedServer, run: str
+) -> None:
     async def scenario() -> None:
         sizes = [(number + 1) * 9_000 for number in range(8)]
         settings = [BrokerSection(url=nats_server.url, max_log_bytes=size) for size in sizes]
@@ -81,7 +101,9 @@ def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, r
     async def scenario() -> None:
         other = await connect(f"{run}-other", BrokerSection(url=nats_server.url))
         await other._js.add_stream(
-            name=stream_name(run, Stream.GROUPS), subjects=[f"{run}.groups.>"], storage=api.StorageType.MEMORY
+            name=stream_name(run, Stream.GROUPS),
+            subjects=[f"{run}.groups.>"],
+            storage=api.StorageType.MEMORY,
         )
         with pytest.raises(ConfigError, match=rf"{run}_GROUPS.*storage"):
             await connect(run, BrokerSection(url=nats_server.url, connect_timeout_s=5))
@@ -91,7 +113,9 @@ def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, r
 
 
 @pytest.mark.process
-def test_a_log_larger_than_the_disk_is_refused_with_what_to_do(nats_server: EmbeddedServer, run: str) -> None:
+def test_a_log_larger_than_the_disk_is_refused_with_what_to_do(
+    nats_server: EmbeddedServer, run: str
+) -> None:
     with pytest.raises(ConfigError, match=r"1125899906842624 bytes; lower broker\.max_log_bytes"):
         asyncio.run(connect(run, BrokerSection(url=nats_server.url, max_log_bytes=1 << 50)))
 
@@ -115,19 +139,27 @@ def test_readers_and_watches_make_no_consumer(nats_server: EmbeddedServer, run: 
 
 
 @pytest.mark.process
-def test_consumers_that_are_not_the_runs_are_removed_and_reported(nats_server: EmbeddedServer, run: str) -> None:
+def test_consumers_that_are_not_the_runs_are_removed_and_reported(
+    nats_server: EmbeddedServer, run: str
+) -> None:
     async def scenario() -> None:
         transport = await connect(run, BrokerSection(url=nats_server.url))
         names = [*(stream_name(run, stream) for stream in Stream), f"KV_{bucket_name(run)}"]
         for name in names:
-            await transport._js.add_consumer(name, durable_name="spy", ack_policy=api.AckPolicy.NONE)
+            await transport._js.add_consumer(
+                name, durable_name="spy", ack_policy=api.AckPolicy.NONE
+            )
         with capture_logs() as logs:
             again = await connect(run, BrokerSection(url=nats_server.url))
         logged = [
-            log["stream"] for log in logs if log["event"] == "foreign_consumer_removed" and log["consumer"] == "spy"
+            log["stream"]
+            for log in logs
+            if log["event"] == "foreign_consumer_removed" and log["consumer"] == "spy"
         ]
         assert logged == names
-        left = [consumer.name for name in names for consumer in await again._js.consumers_info(name)]
+        left = [
+            consumer.name for name in names for consumer in await again._js.consumers_info(name)
+        ]
         assert left == [ACTORS]
         await transport.close()
         await again.close()
@@ -136,7 +168,9 @@ def test_consumers_that_are_not_the_runs_are_removed_and_reported(nats_server: E
 
 
 @pytest.mark.process
-def test_a_bucket_of_an_earlier_version_tells_of_its_changes(nats_server: EmbeddedServer, run: str) -> None:
+def test_a_bucket_of_an_earlier_version_tells_of_its_changes(
+    nats_server: EmbeddedServer, run: str
+) -> None:
     async def scenario() -> None:
         other = await connect(f"{run}-other", BrokerSection(url=nats_server.url))
         await other._js.create_key_value(bucket=bucket_name(run), history=1)

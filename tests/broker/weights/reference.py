@@ -65,7 +65,9 @@ class Integers:
 def apply(base: bytes, changes: bytes) -> bytes:
     """Return the file that the changes make of the file `base`."""
     magic, digest, header, size, sections = struct.unpack_from("<4s16s16sQI", changes)
-    assert magic == b"HZC1" and digest == xxhash.xxh3_128(changes[20:]).digest() and size == len(base)
+    assert (
+        magic == b"HZC1" and digest == xxhash.xxh3_128(changes[20:]).digest() and size == len(base)
+    )
     length = struct.unpack_from("<Q", base)[0]
     assert header == xxhash.xxh3_128(base[: 8 + length]).digest()
     image = bytearray(base)
@@ -83,7 +85,16 @@ def section(base: bytes, data: bytes, image: bytearray) -> None:
     classes = []
     for _ in range(head.read()):
         shift, first, last, gap_bytes, value_words, symbols = (head.read() for _ in range(6))
-        classes.append((shift, first, last, gap_bytes, value_words, {head.read(): head.read() for _ in range(symbols)}))
+        classes.append(
+            (
+                shift,
+                first,
+                last,
+                gap_bytes,
+                value_words,
+                {head.read(): head.read() for _ in range(symbols)},
+            )
+        )
     parts = []
     end = 0
     for _ in range(head.read()):

@@ -20,7 +20,9 @@ def test_the_sum_is_that_of_the_protocol_for_any_bit_pattern(rank: int) -> None:
     dice = np.random.default_rng(rank)
     for draw in (normal, lambda _, *shape: dice.integers(0, 1 << 16, shape, np.uint16)):
         for outputs, inputs in ((1, 1), (1, 200), (77, 1), (64, 33), (200, 129)):
-            W, A, B = (draw(dice, *shape) for shape in ((outputs, inputs), (rank, inputs), (outputs, rank)))
+            W, A, B = (
+                draw(dice, *shape) for shape in ((outputs, inputs), (rank, inputs), (outputs, rank))
+            )
             found = np.empty_like(W)
             add_adapter(W, A, B, found)
             assert np.array_equal(found, merged_words(W, A, B))
@@ -36,12 +38,22 @@ def test_adapters_of_zero_leave_the_weight_and_make_negative_zero_positive() -> 
 def test_everything_but_the_matrices_with_adapters_is_that_of_the_frozen_model() -> None:
     """As with tied heads (one tensor), layers that are fused (more rows), and tensors of other types between them."""
     dice = np.random.default_rng(0)
-    shapes = {"embed": (40, 8), "q": (8, 8), "norm": (9,), "qkv": (24, 8), "down": (8, 16), "empty": (0,)}
+    shapes = {
+        "embed": (40, 8),
+        "q": (8, 8),
+        "norm": (9,),
+        "qkv": (24, 8),
+        "down": (8, 16),
+        "empty": (0,),
+    }
     words = {name: normal(dice, *shape) for name, shape in shapes.items()}
     adapters = {}
     for name in ("qkv", "down", "q"):
         outputs, inputs = shapes[name]
-        adapters |= {f"{name}.lora_A": normal(dice, 3, inputs), f"{name}.lora_B": normal(dice, outputs, 3)}
+        adapters |= {
+            f"{name}.lora_A": normal(dice, 3, inputs),
+            f"{name}.lora_B": normal(dice, outputs, 3),
+        }
     expected = words | {
         name: merged_words(words[name], adapters[f"{name}.lora_A"], adapters[f"{name}.lora_B"])
         for name in ("q", "qkv", "down")

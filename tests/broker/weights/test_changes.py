@@ -34,7 +34,9 @@ from tests.broker.weights import reference
 
 Array = np.ndarray
 BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8, "U8": 1}
-SPECIAL = np.array([0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFC1, 0x0001, 0x8001, 0x7FFF, 0xFFFF], np.uint16)
+SPECIAL = np.array(
+    [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFC1, 0x0001, 0x8001, 0x7FFF, 0xFFFF], np.uint16
+)
 """Both zeros, both infinities, two NaNs, denormals, and words of ones."""
 
 
@@ -42,7 +44,11 @@ def image(tensors: Mapping[str, tuple[str, bytes]]) -> bytes:
     """Return a safetensors file of flat tensors."""
     header, at = {}, 0
     for name, (dtype, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": [len(data) // BYTES[dtype]], "data_offsets": [at, at + len(data)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": [len(data) // BYTES[dtype]],
+            "data_offsets": [at, at + len(data)],
+        }
         at += len(data)
     head = json.dumps(header).encode()
     return len(head).to_bytes(8, "little") + head + b"".join(data for _, data in tensors.values())
@@ -84,20 +90,28 @@ def images(draw: st.DrawFn) -> tuple[bytes, bytes]:
         dtype = draw(st.sampled_from(sorted(BYTES)))
         size = BYTES[dtype] * draw(st.sampled_from([0, 1, 2, 63, 64, 65, 700, 4096, 4097, 9000]))
         before = bfloat16(random.normal(0, 0.02, size // 2 + 1)) if draw(st.booleans()) else None
-        words = random.integers(0, 1 << 16, size // 2 + 1).astype(np.uint16) if before is None else before
+        words = (
+            random.integers(0, 1 << 16, size // 2 + 1).astype(np.uint16)
+            if before is None
+            else before
+        )
         after = words.copy()
         touched = random.random(len(words)) < draw(st.sampled_from([0.0, 0.003, 0.1, 0.9, 1.0]))
         step = draw(st.sampled_from([1, 2, 40, 1 << 15]))
         after[touched] += random.integers(-step, step + 1, touched.sum()).astype(np.uint16)
         places = random.integers(0, len(words), draw(st.integers(0, 5)))
         (after if draw(st.booleans()) else words)[places] = random.choice(SPECIAL, len(places))
-        old[f"t{index}"], new[f"t{index}"] = ((dtype, each.tobytes()[:size]) for each in (words, after))
+        old[f"t{index}"], new[f"t{index}"] = (
+            (dtype, each.tobytes()[:size]) for each in (words, after)
+        )
     return image(old), image(new)
 
 
 @settings(max_examples=80, deadline=None)
 @given(images())
-def test_changes_make_the_new_image_bit_for_bit_and_so_does_the_page(both: tuple[bytes, bytes]) -> None:
+def test_changes_make_the_new_image_bit_for_bit_and_so_does_the_page(
+    both: tuple[bytes, bytes],
+) -> None:
     check(*both)
 
 
@@ -201,7 +215,9 @@ def test_ranks_encode_their_slices_and_the_sections_are_joined_in_any_order(
     assert bytes(patched) == new == reference.apply(base, changes)
 
 
-def test_a_tensor_of_more_words_than_a_part_may_have_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_of_more_words_than_a_part_may_have_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(encoding, "MOST_WORDS", 1000)
     check(*pair(*trained(5_500, 1e-4)))
 
@@ -209,7 +225,9 @@ def test_a_tensor_of_more_words_than_a_part_may_have_is_cut(monkeypatch: pytest.
 def test_a_large_image_is_encoded_in_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes_module, "SECTION_BYTES", 10_000)
     both = (each.reshape(5, 6_000) for each in trained(30_000, 1e-4))
-    data = check(*(image({f"t{n}": ("BF16", row.tobytes()) for n, row in enumerate(rows)}) for rows in both))
+    data = check(
+        *(image({f"t{n}": ("BF16", row.tobytes()) for n, row in enumerate(rows)}) for rows in both)
+    )
     assert ENVELOPE.unpack_from(data)[4] == 5
 
 
@@ -223,7 +241,15 @@ def test_images_with_different_headers_have_no_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0" * 7, b"\xff" * 40, b"\x05\0\0\0\0\0\0\0{", b"\x02\0\0\0\0\0\0\0[]", b"\x02\0\0\0\0\0\0\0{}"]
+    "data",
+    [
+        b"",
+        b"\0" * 7,
+        b"\xff" * 40,
+        b"\x05\0\0\0\0\0\0\0{",
+        b"\x02\0\0\0\0\0\0\0[]",
+        b"\x02\0\0\0\0\0\0\0{}",
+    ],
 )
 def test_what_is_no_image_has_no_changes(data: bytes) -> None:
     changes = encode_changes(*pair(*trained(100, 1e-3)))
@@ -273,10 +299,14 @@ def test_damaged_changes_are_refused(at: int, flip: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(20, len(CHANGES) - 1), st.integers(0, 255)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.integers(20, len(CHANGES) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    ),
     st.integers(0, 40),
 )
-def test_hostile_changes_are_refused_or_stay_within_the_image(edits: list[tuple[int, int]], cut: int) -> None:
+def test_hostile_changes_are_refused_or_stay_within_the_image(
+    edits: list[tuple[int, int]], cut: int
+) -> None:
     body = bytearray(CHANGES)
     for place, value in edits:
         body[place] = value
@@ -315,7 +345,10 @@ HOSTILE = {
     "no part": leb(1) + ONE + leb(0, 0) + STREAMS,
     "before the tensors": leb(1) + ONE + leb(1, START - 2, 8, 7, 8, 0, 0) + STREAMS,
     "behind the image": leb(1) + ONE + leb(1, START, 9_001, 7, 8, 0, 0) + STREAMS,
-    "far behind the image": leb(1) + ONE + leb(2, 1 << 55, 1 << 55, 7, 8, 0, 1 << 55, 1 << 55, 7, 0, 0, 0) + STREAMS,
+    "far behind the image": leb(1)
+    + ONE
+    + leb(2, 1 << 55, 1 << 55, 7, 8, 0, 1 << 55, 1 << 55, 7, 0, 0, 0)
+    + STREAMS,
     "more changes than words": leb(1) + ONE + leb(1, START, 7, 7, 8, 0, 0) + STREAMS,
     "more changes than bits": leb(1) + ONE + leb(1, START, 9_000, 7, 9, 0, 0) + STREAMS,
     "two parts in one place": leb(0, 2, START, 100, 7, (1 << 64) - 200, 100, 7, 0),
@@ -335,8 +368,14 @@ HOSTILE = {
     "many odd bytes": leb(0, 0, 1 << 40),
     "a number without end": b"\xff" * 64,
     "bytes left over": leb(1) + ONE + leb(1, START, 9_000, 7, 8, 0, 0) + STREAMS + b"\0",
-    "a state left over": leb(1) + ONE + leb(1, START, 9_000, 7, 8, 0, 0) + b"\xff" + struct.pack("<HH", 5, 1),
-    "bits left over": leb(1, 7, 0, 255, 2, 2, 1, 0, 1024, 1, START, 9_000, 7, 8, 0, 0) + b"\xff\xff" + STREAMS[1:],
+    "a state left over": leb(1)
+    + ONE
+    + leb(1, START, 9_000, 7, 8, 0, 0)
+    + b"\xff"
+    + struct.pack("<HH", 5, 1),
+    "bits left over": leb(1, 7, 0, 255, 2, 2, 1, 0, 1024, 1, START, 9_000, 7, 8, 0, 0)
+    + b"\xff\xff"
+    + STREAMS[1:],
 }
 
 
@@ -369,7 +408,9 @@ def test_the_least_changes_are_accepted() -> None:
     patched = bytearray(BASE)
     decode_changes(BASE, changes).write(patched)
     assert bytes(patched) == reference.apply(BASE, changes) != BASE
-    assert unharmed(BASE, join_sections(read_layout(BASE), [body, body])), "two sections change one part"
+    assert unharmed(BASE, join_sections(read_layout(BASE), [body, body])), (
+        "two sections change one part"
+    )
     envelope = bytearray(changes)
     envelope[44:48] = struct.pack("<I", 2)
     assert unharmed(BASE, signed(bytes(envelope[20:]))), "a section is missing"
@@ -380,7 +421,11 @@ def test_every_loop_is_compiled_in_advance_and_for_one_signature() -> None:
     warm_up_in_thread().join()
 
     def signatures() -> dict[str, list[Any]]:
-        return {name: loop.signatures for name, loop in vars(kernels).items() if isinstance(loop, Dispatcher)}
+        return {
+            name: loop.signatures
+            for name, loop in vars(kernels).items()
+            if isinstance(loop, Dispatcher)
+        }
 
     before = signatures()
     check(BASE, NEW)

@@ -54,13 +54,17 @@ def test_a_frame_of_20_mb_comes_back_as_it_was(broker: Broker, tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_an_older_frame_is_discarded_and_the_newer_one_stays(broker: Broker, tmp_path: Path) -> None:
+def test_an_older_frame_is_discarded_and_the_newer_one_stays(
+    broker: Broker, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
             manifests = []
             for version in range(3):
                 file, digest = make_file(tmp_path / f"frame-{version}", 5_000)
-                manifests.append(await publish_frame(transport, file, PolicyVersion(version=version), digest))
+                manifests.append(
+                    await publish_frame(transport, file, PolicyVersion(version=version), digest)
+                )
             await discard_frames_below(transport, manifests[1])
             assert (await transport.extent(Stream.WEIGHTS)).messages == 2
             await fetch_frame(transport, manifests[2], tmp_path / "fetched")
@@ -88,7 +92,9 @@ def test_a_frame_whose_chunks_were_stored_twice_is_fetched(
         manifest = first.model_copy(update={"first_sequence": again.last_sequence})
         for _ in range(first.chunks - 1):
             await small.publish(chunk.subject, chunk.data, headers=chunk.headers)
-        with pytest.raises(WeightsRejected, match="not all of its 5 chunks"):  # one chunk five times is no frame
+        with pytest.raises(
+            WeightsRejected, match="not all of its 5 chunks"
+        ):  # one chunk five times is no frame
             await fetch_frame(small, manifest, tmp_path / "fetched")
 
     asyncio.run(scenario())
@@ -98,7 +104,10 @@ def test_frames_of_two_versions_may_interleave(small: MemoryTransport, tmp_path:
     async def scenario() -> None:
         files = [make_file(tmp_path / f"frame-{version}", 5_000) for version in range(2)]
         manifests = await asyncio.gather(
-            *(publish_frame(small, file, PolicyVersion(version=v), digest) for v, (file, digest) in enumerate(files))
+            *(
+                publish_frame(small, file, PolicyVersion(version=v), digest)
+                for v, (file, digest) in enumerate(files)
+            )
         )
         for manifest, (file, _) in zip(manifests, files, strict=True):
             fetched = await fetch_frame(small, manifest, tmp_path / "fetched")
@@ -128,10 +137,14 @@ def test_a_chunk_outside_of_its_frame_is_rejected(
 ) -> None:
     async def scenario() -> None:
         policy = PolicyVersion(version=1)
-        await small.publish("weights.frame", b"x", headers={"Horizon-Policy": "v1.l0", "Horizon-Offset": offset})
+        await small.publish(
+            "weights.frame", b"x", headers={"Horizon-Policy": "v1.l0", "Horizon-Offset": offset}
+        )
         manifest = await publish_frame(small, frame[0], policy, frame[1])
         with pytest.raises(WeightsRejected, match="outside"):
-            await fetch_frame(small, manifest.model_copy(update={"first_sequence": 1}), tmp_path / "fetched")
+            await fetch_frame(
+                small, manifest.model_copy(update={"first_sequence": 1}), tmp_path / "fetched"
+            )
 
     asyncio.run(scenario())
 
@@ -151,7 +164,9 @@ def test_a_missing_chunk_is_rejected_without_waiting_for_it(
 
 def test_a_shared_file_is_used_when_it_is_the_one_announced(frame: tuple[Path, str]) -> None:
     file, digest = frame
-    manifest = WeightsManifest(policy=PolicyVersion(), weights_bytes=5_000, digest=digest, path=str(file))
+    manifest = WeightsManifest(
+        policy=PolicyVersion(), weights_bytes=5_000, digest=digest, path=str(file)
+    )
     assert shared_frame(manifest, file.parent) == file
     assert shared_frame(manifest, None) is None  # unless the actor shares no folder
     file.write_bytes(b"overwritten")
@@ -159,7 +174,9 @@ def test_a_shared_file_is_used_when_it_is_the_one_announced(frame: tuple[Path, s
 
 
 def test_a_frame_that_is_only_a_file_is_not_fetched(small: MemoryTransport, tmp_path: Path) -> None:
-    manifest = WeightsManifest(policy=PolicyVersion(), weights_bytes=1, digest="d", path="/elsewhere/frame")
+    manifest = WeightsManifest(
+        policy=PolicyVersion(), weights_bytes=1, digest="d", path="/elsewhere/frame"
+    )
     with pytest.raises(WeightsRejected, match=r"/elsewhere/frame.*shared_files"):
         asyncio.run(fetch_frame(small, manifest, tmp_path / "fetched"))
 
@@ -173,8 +190,13 @@ def test_a_manifest_names_no_file_but_a_regular_one_of_the_shared_folder(tmp_pat
     os.mkfifo(folder / "pipe")
     (folder / "below").mkdir()
     paths = ["/dev/zero", "/dev/stdin", str(outside), f"{folder}/../secret", "a\0b"]
-    for path in [*paths, *(str(folder / name) for name in ("link", "zero", "pipe", "below", "absent"))]:
-        manifest = WeightsManifest(policy=PolicyVersion(), weights_bytes=0, digest=digest_file(outside), path=path)
+    for path in [
+        *paths,
+        *(str(folder / name) for name in ("link", "zero", "pipe", "below", "absent")),
+    ]:
+        manifest = WeightsManifest(
+            policy=PolicyVersion(), weights_bytes=0, digest=digest_file(outside), path=path
+        )
         assert shared_frame(manifest, folder) is None
 
 
@@ -201,10 +223,15 @@ def test_a_fetch_that_is_cut_off_goes_on_with_the_chunks_that_are_missing(
     asyncio.run(scenario())
 
 
-def test_publishing_a_frame_again_stores_nothing_twice(small: MemoryTransport, frame: tuple[Path, str]) -> None:
+def test_publishing_a_frame_again_stores_nothing_twice(
+    small: MemoryTransport, frame: tuple[Path, str]
+) -> None:
     async def scenario() -> None:
         first = await publish_frame(small, frame[0], PolicyVersion(version=2, lineage=1), frame[1])
-        assert await publish_frame(small, frame[0], PolicyVersion(version=2, lineage=1), frame[1]) == first
+        assert (
+            await publish_frame(small, frame[0], PolicyVersion(version=2, lineage=1), frame[1])
+            == first
+        )
         assert (await small.extent(Stream.WEIGHTS)).messages == first.chunks
 
     asyncio.run(scenario())

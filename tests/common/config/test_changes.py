@@ -1,6 +1,11 @@
 from horizonrl.common.config.changes import config_changes
 
-BEFORE = {"run": {"name": "a", "seed": 1}, "envs": [1, 2], "loss": {"kind": "gspo", "low": 0.1}, "old": None}
+BEFORE = {
+    "run": {"name": "a", "seed": 1},
+    "envs": [1, 2],
+    "loss": {"kind": "gspo", "low": 0.1},
+    "old": None,
+}
 AFTER = {"run": {"name": "a", "seed": 2}, "envs": [1, 3], "loss": "gspo", "new": {"key": 1}}
 
 

@@ -18,5 +18,7 @@ def test_the_resolved_config_is_a_recipe_for_the_same_run(tmp_path: Path) -> Non
 
 
 def test_a_misspelt_key_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"broker\.nats\.nkey: no such key.*Known keys: .*nkey_seed"):
+    with pytest.raises(
+        ConfigError, match=r"broker\.nats\.nkey: no such key.*Known keys: .*nkey_seed"
+    ):
         RunConfig.load([], ["--broker.nats.nkey=x"])

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup, get_linear_schedule_with_warmup
+from transformers.optimization import (
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+)
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
@@ -12,7 +15,9 @@ def theirs(schedule: str, warmup_steps: int, steps: int, end_share: float) -> li
     """Return the rates of transformers' scheduler after the warm-up, which it counts from 0 and we from 1."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     if schedule == "cosine":
-        scheduler = get_cosine_with_min_lr_schedule_with_warmup(optimizer, warmup_steps, steps, min_lr_rate=end_share)
+        scheduler = get_cosine_with_min_lr_schedule_with_warmup(
+            optimizer, warmup_steps, steps, min_lr_rate=end_share
+        )
     else:
         scheduler = get_linear_schedule_with_warmup(optimizer, warmup_steps, steps)
     rates = []
@@ -23,20 +28,34 @@ def theirs(schedule: str, warmup_steps: int, steps: int, end_share: float) -> li
     return rates
 
 
-@pytest.mark.parametrize(("schedule", "end_share"), [("linear", 0.0), ("cosine", 0.0), ("cosine", 0.1)])
+@pytest.mark.parametrize(
+    ("schedule", "end_share"), [("linear", 0.0), ("cosine", 0.0), ("cosine", 0.1)]
+)
 @pytest.mark.parametrize("warmup_steps", [0, 3])
-def test_a_decay_is_that_of_transformers(schedule: str, end_share: float, warmup_steps: int) -> None:
-    keys = [f"--rl.lr_schedule={schedule}", f"--rl.lr_end_share={end_share}", f"--rl.warmup_steps={warmup_steps}"]
+def test_a_decay_is_that_of_transformers(
+    schedule: str, end_share: float, warmup_steps: int
+) -> None:
+    keys = [
+        f"--rl.lr_schedule={schedule}",
+        f"--rl.lr_end_share={end_share}",
+        f"--rl.warmup_steps={warmup_steps}",
+    ]
     config = RunConfig.load([], ["--imitation.steps=2", "--rl.steps=10", "--rl.lr=2", *keys])
     ours = [config.lr(2 + step) for step in range(10)]
-    assert ours[warmup_steps:] == pytest.approx(theirs(schedule, warmup_steps, 10, end_share)[warmup_steps:])
-    assert ours[:warmup_steps] == pytest.approx([2 * (step + 1) / 3 for step in range(warmup_steps)])
+    assert ours[warmup_steps:] == pytest.approx(
+        theirs(schedule, warmup_steps, 10, end_share)[warmup_steps:]
+    )
+    assert ours[:warmup_steps] == pytest.approx(
+        [2 * (step + 1) / 3 for step in range(warmup_steps)]
+    )
     assert min(ours) > 0  # no step is wasted
     assert config.lr(0) == config.imitation.lr
 
 
 def test_a_line_ends_at_its_share() -> None:
-    config = RunConfig.load([], ["--rl.steps=4", "--rl.lr=1", "--rl.lr_schedule=linear", "--rl.lr_end_share=0.2"])
+    config = RunConfig.load(
+        [], ["--rl.steps=4", "--rl.lr=1", "--rl.lr_schedule=linear", "--rl.lr_end_share=0.2"]
+    )
     assert [config.lr(step) for step in range(4)] == pytest.approx([1.0, 0.8, 0.6, 0.4])
 
 
@@ -48,7 +67,9 @@ def test_the_policy_waits_for_its_critic() -> None:
         "--rl.lr_schedule=linear",
     ]
     config = RunConfig.load([], ["--imitation.steps=1", "--rl.steps=8", "--rl.lr=1", *keys])
-    assert [config.lr(1 + step) for step in range(8)] == pytest.approx([0, 0, 0.5, 1, 1, 0.75, 0.5, 0.25])
+    assert [config.lr(1 + step) for step in range(8)] == pytest.approx(
+        [0, 0, 0.5, 1, 1, 0.75, 0.5, 0.25]
+    )
 
 
 CRITIC_FIRST = [
@@ -67,7 +88,10 @@ CRITIC_FIRST = [
             ["--rl.lr_schedule=linear", "--rl.steps=4", "--rl.warmup_steps=4"],
             "takes all of the 4 steps in which rl trains the policy",
         ),
-        (["--imitation.lr_schedule=cosine", "--imitation.steps=2", "--imitation.warmup_steps=5"], "in which imitation"),
+        (
+            ["--imitation.lr_schedule=cosine", "--imitation.steps=2", "--imitation.warmup_steps=5"],
+            "in which imitation",
+        ),
         (
             ["--advantage.kind=gae", "--rl.steps=4", "--advantage.critic_warmup_steps=4"],
             "RL would train the critic alone",

@@ -144,7 +144,9 @@ class Stub:
         answer = self._example(f"{request.method} {path}", body)
         if answer is None:
             raise web.HTTPNotFound
-        return web.json_response(answer, headers={"Idempotent-Steps": "1"} if self.repeatable else {})
+        return web.json_response(
+            answer, headers={"Idempotent-Steps": "1"} if self.repeatable else {}
+        )
 
     def _example(self, request: str, body: Any) -> Any:
         wire, key = self.wire, {self.wire.key: 7}
@@ -153,7 +155,9 @@ class Stub:
         match request:
             case "POST /create" if body == wire.create:
                 self.created += 1
-                return {**wire.created, wire.key: self.created - 1} if self.counting else wire.created
+                return (
+                    {**wire.created, wire.key: self.created - 1} if self.counting else wire.created
+                )
             case "POST /reset" if body == key | wire.reset:
                 return wire.begun
             case "POST /step" if body == key | {"action": wire.action}:

@@ -22,7 +22,9 @@ BREAKING = [500, 422, "error", "false", "text", "empty"]
 """What no retry mends."""
 
 
-def play(name: str, episode: Callable[[Environment, Stub], Awaitable[None]], **options: Any) -> Stub:
+def play(
+    name: str, episode: Callable[[Environment, Stub], Awaitable[None]], **options: Any
+) -> Stub:
     """Run an episode against a new stub, without the rules before its first observation."""
 
     async def run() -> Stub:
@@ -45,7 +47,9 @@ async def first_turn(environment: Environment) -> Step:
 
 
 def test_there_is_a_client_for_each_of_the_fifteen_ids() -> None:
-    clients = {name.removeprefix("agentgym-") for name in registry.names() if name.startswith("agentgym-")}
+    clients = {
+        name.removeprefix("agentgym-") for name in registry.names() if name.startswith("agentgym-")
+    }
     assert clients == set(WIRES) == set(DIALECTS)
     assert len(clients) == 15
     for name in clients:
@@ -58,8 +62,15 @@ def test_an_episode_is_played_as_the_wire_examples_say(name: str) -> None:
         first = (await environment.reset(TASK)).text
         assert first == WIRES[name].first if name != "wordle" else first.endswith(FIRST)
         step = await environment.step(WIRES[name].reply)
-        assert (step.observation, step.terminated, step.truncated, step.success) == (NEXT, True, False, True)
-        assert step.reward == step.info["score"] == {"babyai": 0.9, "sciworld": 100.0}.get(name, 1.0)
+        assert (step.observation, step.terminated, step.truncated, step.success) == (
+            NEXT,
+            True,
+            False,
+            True,
+        )
+        assert (
+            step.reward == step.info["score"] == {"babyai": 0.9, "sciworld": 100.0}.get(name, 1.0)
+        )
         with pytest.raises(EnvironmentFailure, match="reset before the next step"):
             await environment.step(WIRES[name].reply)
 
@@ -69,7 +80,9 @@ def test_an_episode_is_played_as_the_wire_examples_say(name: str) -> None:
 
 
 @every_id
-def test_the_rules_stand_before_the_first_observation_unless_the_user_has_his_own(name: str) -> None:
+def test_the_rules_stand_before_the_first_observation_unless_the_user_has_his_own(
+    name: str,
+) -> None:
     async def ruled(environment: Environment, _: Stub) -> None:
         assert (await environment.reset(TASK)).text.startswith(DIALECTS[name].rules + "\n")
 
@@ -90,7 +103,9 @@ def test_an_error_breaks_the_episode_and_the_next_one_is_played(name: str, path:
             await environment.close()
             make_handles(stub.base).void_all()  # those without /close keep theirs
             stub.faults[path] = [fault]
-            with pytest.raises(EnvironmentFailure, match=name if fault == "empty" else path) as raised:
+            with pytest.raises(
+                EnvironmentFailure, match=name if fault == "empty" else path
+            ) as raised:
                 await first_turn(environment)
             assert not isinstance(raised.value, EnvironmentTimeout)
             with pytest.raises(EnvironmentFailure, match="reset before the next step"):
@@ -223,7 +238,10 @@ def test_a_cancelled_step_gives_the_servers_environment_up(name: str) -> None:
 
 def test_a_score_is_that_of_the_episode_and_a_reward_that_of_the_step() -> None:
     async def episode(environment: Environment, stub: Stub) -> None:
-        stub.answers = [{"observation": "", "reward": 9, "score": score, "done": False} for score in (10, 10, 40)]
+        stub.answers = [
+            {"observation": "", "reward": 9, "score": score, "done": False}
+            for score in (10, 10, 40)
+        ]
         await environment.reset(TASK)
         steps = [await environment.step(WIRES["sciworld"].reply) for _ in range(4)]
         assert [step.reward for step in steps] == [10, 0, 30, 60]
@@ -240,7 +258,12 @@ def test_webarena_pays_at_the_end_alone_and_its_own_limit_is_a_truncation() -> N
         stub.answers = [cut]
         await environment.reset(TASK)
         step = await environment.step(WIRES["webarena"].reply)
-        assert (step.reward, step.terminated, step.truncated, step.success) == (0.0, False, True, False)
+        assert (step.reward, step.terminated, step.truncated, step.success) == (
+            0.0,
+            False,
+            True,
+            False,
+        )
 
     play("webarena", episode)
 
@@ -254,7 +277,9 @@ def test_a_reset_that_webarena_gave_up_is_a_timeout(monkeypatch: pytest.MonkeyPa
     play("webarena", episode)
 
 
-@pytest.mark.parametrize("broken", [{"reward": "1"}, {"reward": float("nan")}, {"done": None}, {"observation": 3}])
+@pytest.mark.parametrize(
+    "broken", [{"reward": "1"}, {"reward": float("nan")}, {"done": None}, {"observation": 3}]
+)
 def test_an_answer_of_the_wrong_kind_is_no_reward(broken: dict[str, Any]) -> None:
     async def episode(environment: Environment, stub: Stub) -> None:
         stub.answers = [WIRES["textcraft"].stepped | broken]
@@ -267,7 +292,9 @@ def test_an_answer_of_the_wrong_kind_is_no_reward(broken: dict[str, Any]) -> Non
 
 def test_a_long_first_observation_is_refused_since_a_cut_one_may_lose_the_task() -> None:
     async def episode(environment: Environment, stub: Stub) -> None:
-        with pytest.raises(ConfigError, match=r"has 217 characters and max_observation_chars is 216"):
+        with pytest.raises(
+            ConfigError, match=r"has 217 characters and max_observation_chars is 216"
+        ):
             await environment.reset(TASK)
         with pytest.raises(EnvironmentFailure, match="reset before the next step"):
             await environment.step(WIRES["textcraft"].reply)
@@ -309,7 +336,12 @@ def test_an_unknown_task_is_refused_before_the_server_is_asked() -> None:
 def test_a_broken_server_breaks_the_episode_and_not_the_run() -> None:
     task = Task(env_id="agentgym-textcraft", task_id=TASK)
     ticket = Ticket(
-        number=0, kind=Kind.TRAIN, task=task, group_size=2, horizon_turns=4, sampling=Sampling(max_turn_tokens=64)
+        number=0,
+        kind=Kind.TRAIN,
+        task=task,
+        group_size=2,
+        horizon_turns=4,
+        sampling=Sampling(max_turn_tokens=64),
     )
     chat = make_chat()
     rollout = Rollout(SayingPolicy(chat, WIRES["textcraft"].reply), chat, None, step_timeout_s=5.0)

@@ -36,13 +36,17 @@ class Turns:
     async def step(self, request: web.Request) -> web.Response:
         body = await request.json()
         right = body["action"] == f"SELECT {self.questions[body['env_idx']]}"
-        return web.json_response({"state": "[]", "reward": float(right), "done": True, "info": None})
+        return web.json_response(
+            {"state": "[]", "reward": float(right), "done": True, "info": None}
+        )
 
 
 def on_turns(scenario: Callable[[Turns], Awaitable[None]]) -> None:
     async def run() -> None:
         server, application = Turns(), web.Application()
-        application.add_routes([web.post(f"/{name}", getattr(server, name)) for name in ("create", "reset", "step")])
+        application.add_routes(
+            [web.post(f"/{name}", getattr(server, name)) for name in ("create", "reset", "step")]
+        )
         application.add_routes([web.get("/observation", server.observation)])
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
@@ -81,7 +85,9 @@ def test_an_episode_for_which_no_environment_becomes_free_is_a_failure_that_says
         for environment in held:
             await environment.reset("1")
         third = sqlgym(server, timeout_s=0.2)
-        with pytest.raises(EnvironmentFailure, match=r"none was free for 0\.2 s: run fewer episodes"):
+        with pytest.raises(
+            EnvironmentFailure, match=r"none was free for 0\.2 s: run fewer episodes"
+        ):
             await third.reset("2")
         for environment in (*held, third):
             await environment.close()
@@ -94,8 +100,12 @@ def test_what_another_process_did_in_the_environment_is_a_failure_and_never_a_re
         environment = sqlgym(server)
         await environment.reset("1")
         async with ClientSession() as other:  # was given the same environment
-            await other.post(f"{server.url}/reset", json={"env_idx": next(iter(server.questions)), "item_id": 2})
-        with pytest.raises(EnvironmentFailure, match="gave this episode's environment to another client"):
+            await other.post(
+                f"{server.url}/reset", json={"env_idx": next(iter(server.questions)), "item_id": 2}
+            )
+        with pytest.raises(
+            EnvironmentFailure, match="gave this episode's environment to another client"
+        ):
             await environment.step("SELECT 2")
         await environment.reset("1")
         assert (await environment.step("SELECT 1")).reward == 1.0
@@ -110,7 +120,9 @@ def on_stub(scenario: Callable[[Stub, Environment, Environment], Awaitable[None]
     async def run() -> None:
         async with stub_of("textcraft", counts=True) as stub:
             one, other = (
-                registry.make("agentgym-textcraft", {"url": stub.url, "instructions": "", "test": "3-3"})
+                registry.make(
+                    "agentgym-textcraft", {"url": stub.url, "instructions": "", "test": "3-3"}
+                )
                 for _ in range(2)
             )
             await scenario(stub, one, other)
@@ -129,7 +141,9 @@ def test_once_a_connection_broke_no_episode_acts_under_its_old_number() -> None:
             await one.step(REACT)
         await stub.start()
         steps, closes = stub.counts["/step"], stub.counts["/close"]
-        with pytest.raises(EnvironmentFailure, match="environment with that number belongs to another episode"):
+        with pytest.raises(
+            EnvironmentFailure, match="environment with that number belongs to another episode"
+        ):
             await other.step(REACT)
         assert (await other.reset("3")).text == FIRST
         assert (await other.step(REACT)).success
@@ -154,7 +168,9 @@ def test_a_server_that_counts_from_0_again_has_started_anew() -> None:
         await one.reset("3")
         stub.created = 0  # between two calls, when no connection was open
         await other.reset("3")
-        with pytest.raises(EnvironmentFailure, match="environment with that number belongs to another episode"):
+        with pytest.raises(
+            EnvironmentFailure, match="environment with that number belongs to another episode"
+        ):
             await one.step(REACT)
         assert (await other.step(REACT)).success
 

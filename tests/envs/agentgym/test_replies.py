@@ -8,7 +8,11 @@ from horizonrl.envs.formats import Unreadable
 TWICE = "Action: get 1 log\nAction: inventory"
 PARSED = [
     ("textcraft", "Thought: x\nAction: get 1 oak logs", "get 1 oak logs"),
-    ("textcraft", "Action:\n\n  craft 4 stick using 2 oak_planks!\nand more", "craft 4 stick using 2 oakplanks"),
+    (
+        "textcraft",
+        "Action:\n\n  craft 4 stick using 2 oak_planks!\nand more",
+        "craft 4 stick using 2 oakplanks",
+    ),
     ("textcraft", "get 1 oak logs", ""),
     ("textcraft", "Action:", ""),
     ("textcraft", "Action: a\tb", "ab"),
@@ -31,20 +35,32 @@ PARSED = [
 
 
 @pytest.mark.parametrize(("name", "text", "action"), PARSED)
-def test_an_action_is_read_as_the_original_client_reads_it(name: str, text: str, action: str) -> None:
+def test_an_action_is_read_as_the_original_client_reads_it(
+    name: str, text: str, action: str
+) -> None:
     assert DIALECTS[name].read(text) == action
 
 
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("textcraft", TWICE, "Error: Only one 'Action' is allowed per response. Please adjust your response."),
-        ("babyai", TWICE, "Error: Only one 'Action' is allowed per response. Please adjust your response."),
+        (
+            "textcraft",
+            TWICE,
+            "Error: Only one 'Action' is allowed per response. Please adjust your response.",
+        ),
+        (
+            "babyai",
+            TWICE,
+            "Error: Only one 'Action' is allowed per response. Please adjust your response.",
+        ),
         ("webarena", "click [1]", "Cannot parse action from response."),
         ("webarena", "```click [1]``", "Cannot parse action from response."),
     ],
 )
-def test_a_reply_that_the_original_client_answers_itself_is_not_sent(name: str, text: str, reason: str) -> None:
+def test_a_reply_that_the_original_client_answers_itself_is_not_sent(
+    name: str, text: str, reason: str
+) -> None:
     answer = DIALECTS[name].read(text)
     assert isinstance(answer, Unreadable)
     assert answer.reason.startswith(reason)

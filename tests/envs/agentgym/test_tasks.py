@@ -11,9 +11,17 @@ from horizonrl.envs import registry
 
 @pytest.mark.parametrize(
     ("name", "train", "test"),
-    [("textcraft", 444, 100), ("babyai", 810, 90), ("searchqa", 220_928, 400), ("webarena", 762, 50), ("sheet", 0, 20)],
+    [
+        ("textcraft", 444, 100),
+        ("babyai", 810, 90),
+        ("searchqa", 220_928, 400),
+        ("webarena", 762, 50),
+        ("sheet", 0, 20),
+    ],
 )
-def test_the_test_split_has_the_papers_size_and_comes_last(name: str, train: int, test: int) -> None:
+def test_the_test_split_has_the_papers_size_and_comes_last(
+    name: str, train: int, test: int
+) -> None:
     tasks = registry.tasks(f"agentgym-{name}")
     assert [task.split for task in tasks] == ["train"] * train + ["test"] * test
     assert [task.task_id for task in tasks] == [str(number) for number in range(train + test)]
@@ -57,13 +65,21 @@ def mapped(folder: Path) -> None:
 def test_a_list_of_alfreds_trials_is_numbered_by_agentgyms_mappings(tmp_path: Path) -> None:
     mapped(tmp_path)
     file = tmp_path / "alfworld_test.json"
-    file.write_text(json.dumps([{"item_id": f"alfworld_{TRIAL}"}, {"item_id": "alfworld_7"}, TRIAL]))
+    file.write_text(
+        json.dumps([{"item_id": f"alfworld_{TRIAL}"}, {"item_id": "alfworld_7"}, TRIAL])
+    )
     options = {"test": str(file), "train": "5-5", "mappings": str(tmp_path)}
-    assert [task.task_id for task in registry.tasks("agentgym-alfworld", options)] == ["5", "0", "7"]
+    assert [task.task_id for task in registry.tasks("agentgym-alfworld", options)] == [
+        "5",
+        "0",
+        "7",
+    ]
     options["mappings"] = str(tmp_path / "mappings_test.json")
     with pytest.raises(ConfigError, match="trial_T20190907_174127_043461 is none of the 1 trials"):
         registry.tasks("agentgym-alfworld", options)
-    with pytest.raises(ConfigError, match=r"names ALFRED's trials, .*: set options\.mappings to AgentGym's folder"):
+    with pytest.raises(
+        ConfigError, match=r"names ALFRED's trials, .*: set options\.mappings to AgentGym's folder"
+    ):
         registry.tasks("agentgym-alfworld", {"test": str(file)})
 
 
@@ -86,5 +102,8 @@ def test_the_mazes_start_that_is_its_goal_is_no_task() -> None:
 
 def test_the_version_names_the_tasks() -> None:
     url = {"url": "http://127.0.0.1:1"}
-    versions = [registry.make("agentgym-maze", url | options).version for options in ({}, {}, {"train": "0-1"})]
+    versions = [
+        registry.make("agentgym-maze", url | options).version
+        for options in ({}, {}, {"train": "0-1"})
+    ]
     assert versions[0] == versions[1] != versions[2]

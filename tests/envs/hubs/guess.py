@@ -20,7 +20,9 @@ class GuessWord(gymnasium.Env[str, str]):
     def __init__(self) -> None:
         self.hidden, self.left = 0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.hidden, self.left = int(self.np_random.integers(10)), 5
         return "Say a digit.", {}
@@ -38,7 +40,9 @@ class Coin(gymnasium.Env[int, int]):
 
     observation_space = action_space = Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         super().reset(seed=seed)
         self.side = int(self.np_random.integers(2))
         return 0, {}
@@ -52,7 +56,9 @@ class Words(gymnasium.Wrapper[str, str, int, int]):
         super().__init__(env)
         self.observation_space, self.action_space = Text(20), Text(20)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         return f"coin {self.env.reset(seed=seed)[0]}", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

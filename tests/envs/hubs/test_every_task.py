@@ -35,8 +35,12 @@ async def await_answer(environment: Environment, task_id: str, replies: list[str
 def test_no_reply_breaks_a_game(game: str) -> None:
     async def play() -> None:
         environment = TextArena(format="plain")
-        moves = list(dict.fromkeys(MOVE.findall((await environment.reset(f"{game}-0")).text)))[:6] or ["[1]"]
-        await await_answer(environment, f"{game}-0", [text for move in moves for text in (move, *odd_texts(move))])
+        moves = list(dict.fromkeys(MOVE.findall((await environment.reset(f"{game}-0")).text)))[
+            :6
+        ] or ["[1]"]
+        await await_answer(
+            environment, f"{game}-0", [text for move in moves for text in (move, *odd_texts(move))]
+        )
         await environment.close()
 
     asyncio.run(play())

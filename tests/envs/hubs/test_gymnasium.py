@@ -44,7 +44,9 @@ def test_what_it_raises_breaks_the_episode() -> None:
 
 
 def test_an_environment_of_numbers_is_played_through_a_wrapper() -> None:
-    heads, tails = (played({"id": COIN, "wrapper": WRAPPER}, side)[0] for side in ("heads", "tails"))
+    heads, tails = (
+        played({"id": COIN, "wrapper": WRAPPER}, side)[0] for side in ("heads", "tails")
+    )
     assert {heads.success, tails.success} == {True, False}
     assert heads.success == bool(heads.reward)
 
@@ -53,9 +55,15 @@ def test_an_environment_of_numbers_is_played_through_a_wrapper() -> None:
     ("options", "message"),
     [
         ({}, "gymnasium needs an environment: set options.id"),
-        ({"id": COIN}, r"has the spaces Discrete\(2\) and Discrete\(2\), and both must be Text: set options.wrapper"),
+        (
+            {"id": COIN},
+            r"has the spaces Discrete\(2\) and Discrete\(2\), and both must be Text: set options.wrapper",
+        ),
         ({"id": "NoSuchThing-v0"}, "gymnasium cannot make id 'NoSuchThing-v0'"),
-        ({"id": GUESS, "wrapper": "no.module:f"}, "gymnasium cannot make id .* with wrapper 'no.module:f'"),
+        (
+            {"id": GUESS, "wrapper": "no.module:f"},
+            "gymnasium cannot make id .* with wrapper 'no.module:f'",
+        ),
     ],
 )
 def test_what_cannot_be_played_is_a_config_error_before_the_first_episode(

@@ -65,7 +65,10 @@ def played(scenario: Callable[[FragileHub], Awaitable[Any]]) -> Any:
 def test_what_a_package_raises_breaks_the_episode_and_the_next_one_is_played(action: str) -> None:
     async def scenario(hub: FragileHub) -> Step:
         await hub.reset("a")
-        with pytest.raises(EnvironmentFailure, match=r"its package raised (ZeroDivisionError: it fell|SystemExit: 1)"):
+        with pytest.raises(
+            EnvironmentFailure,
+            match=r"its package raised (ZeroDivisionError: it fell|SystemExit: 1)",
+        ):
             await hub.step(action)
         with pytest.raises(EnvironmentFailure, match="its last step failed"):
             await hub.step("win")
@@ -89,7 +92,9 @@ def test_a_reset_that_fails_leaves_no_episode() -> None:
 
 def test_a_first_observation_that_is_too_long_is_refused_and_a_later_one_is_cut() -> None:
     async def scenario(hub: FragileHub) -> Step:
-        with pytest.raises(ConfigError, match="has 101 characters and max_observation_chars is 100"):
+        with pytest.raises(
+            ConfigError, match="has 101 characters and max_observation_chars is 100"
+        ):
             await hub.reset("long")
         assert hub.begun[0].closed
         await hub.reset("a")

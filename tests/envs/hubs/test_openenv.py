@@ -41,8 +41,13 @@ async def stub(answer: Answer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def write_observation(observation: Any, reward: float | None = None, done: bool = False) -> dict[str, Any]:
-    return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
+def write_observation(
+    observation: Any, reward: float | None = None, done: bool = False
+) -> dict[str, Any]:
+    return {
+        "type": "observation",
+        "data": {"observation": observation, "reward": reward, "done": done},
+    }
 
 
 def played(answer: Answer, *replies: str, **options: Any) -> tuple[str, list[Step]]:
@@ -65,15 +70,24 @@ def test_the_seed_the_reply_and_the_constants_are_sent_as_the_options_say() -> N
         heard.append(message)
         return write_observation({"text": "hello"}, 1.0, message["type"] == "step")
 
-    first, (step,) = played(answer, "hi", action="code", constants={"player": 2}, instructions="Be kind.")
-    assert heard == [{"type": "reset", "data": {"seed": 3}}, {"type": "step", "data": {"player": 2, "code": "hi"}}]
+    first, (step,) = played(
+        answer, "hi", action="code", constants={"player": 2}, instructions="Be kind."
+    )
+    assert heard == [
+        {"type": "reset", "data": {"seed": 3}},
+        {"type": "step", "data": {"player": 2, "code": "hi"}},
+    ]
     assert first == "Be kind.\n\nhello"
     assert (step.reward, step.terminated, step.success) == (1.0, True, True)
 
 
 @pytest.mark.parametrize(
     ("observation", "text"),
-    [({"text": "a", "x": 1}, "a"), ({"board": [1, 2]}, '{"board": [1, 2]}'), ({"result": {"a": 1}}, '{"a": 1}')],
+    [
+        ({"text": "a", "x": 1}, "a"),
+        ({"board": [1, 2]}, '{"board": [1, 2]}'),
+        ({"result": {"a": 1}}, '{"a": 1}'),
+    ],
 )
 def test_an_observation_is_its_text_or_all_of_it(observation: dict[str, Any], text: str) -> None:
     assert played(lambda _: write_observation(observation))[0] == text
@@ -85,19 +99,32 @@ def test_an_observation_is_its_text_or_all_of_it(observation: dict[str, Any], te
         (None, "the server closed the connection at step"),
         ("no json", "no message of the protocol"),
         ({"type": "observation"}, "no message of the protocol"),
-        ({"type": "error", "data": {"code": "EXECUTION_ERROR"}}, "the server answered step with .*EXECUTION_ERROR"),
-        (write_observation({"text": "end"}, None, True), "the episode ended with reward None, and no step paid one"),
+        (
+            {"type": "error", "data": {"code": "EXECUTION_ERROR"}},
+            "the server answered step with .*EXECUTION_ERROR",
+        ),
+        (
+            write_observation({"text": "end"}, None, True),
+            "the episode ended with reward None, and no step paid one",
+        ),
     ],
 )
-def test_a_servers_failure_is_a_broken_episode_and_no_reward_of_zero(answer: Any, message: str) -> None:
+def test_a_servers_failure_is_a_broken_episode_and_no_reward_of_zero(
+    answer: Any, message: str
+) -> None:
     with pytest.raises(EnvironmentFailure, match=message):
-        played(lambda heard: write_observation({"text": "go"}) if heard["type"] == "reset" else answer, "hi")
+        played(
+            lambda heard: write_observation({"text": "go"}) if heard["type"] == "reset" else answer,
+            "hi",
+        )
 
 
 def test_a_server_that_does_not_answer_in_time_is_a_broken_episode() -> None:
     async def play() -> None:
         connections: list[asyncio.StreamWriter] = []
-        silent = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+        silent = await asyncio.start_server(
+            lambda _, writer: connections.append(writer), "127.0.0.1", 0
+        )
         async with silent:
             url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
             environment = registry.make("openenv", {"url": url, "timeout_s": 0.2})
@@ -123,14 +150,18 @@ def test_nobody_there_is_a_broken_episode() -> None:
 
 @pytest.mark.parametrize("url", [None, "", "127.0.0.1:8000"])
 def test_an_address_is_required(url: str | None) -> None:
-    with pytest.raises(ConfigError, match=r"openenv needs the address of a server .* set options.url"):
+    with pytest.raises(
+        ConfigError, match=r"openenv needs the address of a server .* set options.url"
+    ):
         registry.make("openenv", {"url": url})
 
 
 def test_an_environment_of_ours_is_played_over_it_and_each_seed_is_a_task() -> None:
     async def play() -> list[Step]:
         async with server_of({"parity": {}}) as url:
-            environment: Environment = registry.make("openenv", {"url": f"{url}/parity", "action": "action"})
+            environment: Environment = registry.make(
+                "openenv", {"url": f"{url}/parity", "action": "action"}
+            )
             assert "This is round-05." in (await environment.reset("seed-5")).text
             steps = [await environment.step(reply) for reply in ("even", "odd", "even", "even")]
             with pytest.raises(EnvironmentFailure, match="no episode is in progress"):
@@ -140,4 +171,6 @@ def test_an_environment_of_ours_is_played_over_it_and_each_seed_is_a_task() -> N
 
     steps = asyncio.run(play())
     assert [step.reward for step in steps] == [0.5, 0.0, 0.5, 0.5]
-    assert steps[-1].success  # a return of 1.5: the wire does not say what the environment says of success
+    assert steps[
+        -1
+    ].success  # a return of 1.5: the wire does not say what the environment says of success

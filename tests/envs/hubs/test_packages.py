@@ -13,7 +13,9 @@ from horizonrl.envs.hubs.packages import quiet
 from tests.envs.hubs.guess import GUESS
 
 
-def test_what_a_thread_prints_and_warns_of_is_dropped_in_that_thread_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_thread_prints_and_warns_of_is_dropped_in_that_thread_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def muted() -> None:
@@ -34,7 +36,9 @@ def test_what_a_thread_prints_and_warns_of_is_dropped_in_that_thread_alone(capsy
     assert capsys.readouterr().out == "from us\n"
 
 
-def test_two_threads_that_leave_in_the_order_in_which_they_came_leave_everything_as_it_was() -> None:
+def test_two_threads_that_leave_in_the_order_in_which_they_came_leave_everything_as_it_was() -> (
+    None
+):
     stdout, shown = sys.stdout, warnings.showwarning
     first_left = threading.Event()
 

@@ -28,12 +28,16 @@ def hub() -> Iterator[ReasoningGym]:
 def await_answer(hub: ReasoningGym, task_id: str, answer: str | None = None) -> Step:
     async def play() -> Step:
         await hub.reset(task_id)
-        return await hub.step(hub.expert().act("") if answer is None else f"So: <answer>{answer}</answer>")
+        return await hub.step(
+            hub.expert().act("") if answer is None else f"So: <answer>{answer}</answer>"
+        )
 
     return asyncio.run(play())
 
 
-def test_every_dataset_of_the_package_but_its_mixture_is_listed_or_depends_on_the_hash_seed() -> None:
+def test_every_dataset_of_the_package_but_its_mixture_is_listed_or_depends_on_the_hash_seed() -> (
+    None
+):
     from reasoning_gym.factory import DATASETS
 
     assert set(DATASETS) - set(datasets()) <= {MIXTURE, *HASHED}
@@ -56,11 +60,15 @@ def test_a_wrong_answer_earns_the_packages_score_and_no_answer_too(hub: Reasonin
     assert asyncio.run(hub.step("I have no idea.")).reward == 0.0
 
 
-def test_an_answer_that_the_scorer_cannot_parse_earns_what_no_answer_earns(hub: ReasoningGym) -> None:
+def test_an_answer_that_the_scorer_cannot_parse_earns_what_no_answer_earns(
+    hub: ReasoningGym,
+) -> None:
     assert await_answer(hub, "prime_factorization-0", "two × three").reward == 0.0
 
 
-@pytest.mark.parametrize("name", ["spiral_matrix", "string_insertion", "binary_matrix", "n_queens", "countdown"])
+@pytest.mark.parametrize(
+    "name", ["spiral_matrix", "string_insertion", "binary_matrix", "n_queens", "countdown"]
+)
 def test_no_answer_is_executed(hub: ReasoningGym, name: str, tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     step = await_answer(hub, f"{name}-0", f"__import__('pathlib').Path({str(mark)!r}).touch()")
@@ -70,12 +78,18 @@ def test_no_answer_is_executed(hub: ReasoningGym, name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("answer", ["9**9**9**9", "9^99999", "2**(9**9)", "(((((9**9)**9)**9)**9)**9)**9", "x.args",
                                     "__import__('os')", "S('1')", "lambda: 1", "1e99999999", "1" * 500])  # fmt: skip
-def test_arithmetic_that_would_never_end_or_is_none_does_not_reach_sympy(hub: ReasoningGym, answer: str) -> None:
+def test_arithmetic_that_would_never_end_or_is_none_does_not_reach_sympy(
+    hub: ReasoningGym, answer: str
+) -> None:
     assert not is_plain_arithmetic(answer)
-    assert await_answer(hub, "puzzle24-0", answer).reward == 0.01, "what the package pays for no answer"
+    assert await_answer(hub, "puzzle24-0", answer).reward == 0.01, (
+        "what the package pays for no answer"
+    )
 
 
-@pytest.mark.parametrize("answer", ["-5*x**2*(x + 1)**3/2 + C", "exp(-x)*sin(3*x) + x**(1/2)", "(7 - 8/8)*4", "log(x)"])
+@pytest.mark.parametrize(
+    "answer", ["-5*x**2*(x + 1)**3/2 + C", "exp(-x)*sin(3*x) + x**(1/2)", "(7 - 8/8)*4", "log(x)"]
+)
 def test_arithmetic_that_a_person_writes_reaches_it(answer: str) -> None:
     assert is_plain_arithmetic(answer)
 
@@ -86,7 +100,9 @@ def test_the_last_tagged_answer_counts_and_is_found_in_one_pass() -> None:
     assert answer_part("<answer>x" * 100_000) == ""
 
 
-def test_fixed_hash_seeds_list_every_dataset_and_generate_the_same_questions_in_every_process() -> None:
+def test_fixed_hash_seeds_list_every_dataset_and_generate_the_same_questions_in_every_process() -> (
+    None
+):
     code = f"""
 import asyncio, json
 from horizonrl.envs.hubs.reasoning_gym import ReasoningGym, datasets
@@ -96,7 +112,9 @@ async def ask():
 print(json.dumps([len(datasets()), ReasoningGym().version, asyncio.run(ask())]))
 """
     command, environ = [sys.executable, "-c", code], {"PYTHONHASHSEED": "0"}
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) for _ in range(2)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) for _ in range(2)
+    ]
     answers = [process.communicate(timeout=240)[0] for process in processes]
     assert answers[0] == answers[1]
     count, version, _ = json.loads(answers[0])
@@ -105,5 +123,7 @@ print(json.dumps([len(datasets()), ReasoningGym().version, asyncio.run(ask())]))
 
 
 def test_options_that_choose_the_tasks_are_part_of_the_version() -> None:
-    assert registry.make("reasoning-gym", {"tasks": 3}).version.endswith("reasoning-gym==0.1.25 tasks:3")
+    assert registry.make("reasoning-gym", {"tasks": 3}).version.endswith(
+        "reasoning-gym==0.1.25 tasks:3"
+    )
     assert len(registry.tasks("reasoning-gym", {"tasks": 3})) == 3 * len(datasets())

@@ -35,7 +35,9 @@ def test_a_second_invalid_move_in_a_row_ends_every_game_with_the_packages_reward
     assert -1.0 <= steps[-1].reward < 1.0
 
 
-@pytest.mark.parametrize("game", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0", "ThreeCardMonte-v0"])
+@pytest.mark.parametrize(
+    "game", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0", "ThreeCardMonte-v0"]
+)
 def test_games_that_swap_reason_and_reward_say_the_reason(game: str) -> None:
     _, steps = played(f"{game}-0", "[nonsense]", "[nonsense]")
     assert "Reason: " in steps[0].observation
@@ -48,7 +50,10 @@ def test_a_game_is_won_by_its_rules() -> None:
     assert "Tower of Hanoi" in first
     assert (steps[-1].reward, steps[-1].success, len(steps)) == (1.0, True, 7)
     # Only what is new: the rules are not said again, and the agent's own words are in its chat already.
-    assert all("Tower of Hanoi" not in step.observation and "[A C]" not in step.observation for step in steps[:-1])
+    assert all(
+        "Tower of Hanoi" not in step.observation and "[A C]" not in step.observation
+        for step in steps[:-1]
+    )
 
 
 def test_the_packages_turn_limit_truncates() -> None:

@@ -28,7 +28,9 @@ def won(task_id: str, games: Path) -> tuple[str, list[Step]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_game_is_won_by_its_walkthrough_and_is_the_same_when_it_is_made_again(family: str, tmp_path: Path) -> None:
+def test_a_game_is_won_by_its_walkthrough_and_is_the_same_when_it_is_made_again(
+    family: str, tmp_path: Path
+) -> None:
     first, steps = won(f"{family}-0", tmp_path / "one")
     assert steps[-1].success
     assert sum(step.reward for step in steps) == pytest.approx(1.0)
@@ -38,7 +40,9 @@ def test_a_game_is_won_by_its_walkthrough_and_is_the_same_when_it_is_made_again(
 
 
 @pytest.mark.parametrize("command", ["quit", "restart", "save", "RESTORE", "undo", "script x", "é"])
-def test_commands_to_the_interpreter_are_answered_here(command: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_commands_to_the_interpreter_are_answered_here(
+    command: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     games = tmp_path_factory.getbasetemp() / "games"
 
     async def play() -> Step:
@@ -54,4 +58,7 @@ def test_commands_to_the_interpreter_are_answered_here(command: str, tmp_path_fa
 
 
 def test_what_a_terminal_would_show_is_left_out() -> None:
-    assert clean_feedback("   |  \\$$\n Who's there?\n\n\n\n> \n" + " " * 60 + "-= Kitchen =-0/3") == "Who's there?"
+    assert (
+        clean_feedback("   |  \\$$\n Who's there?\n\n\n\n> \n" + " " * 60 + "-= Kitchen =-0/3")
+        == "Who's there?"
+    )

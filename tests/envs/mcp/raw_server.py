@@ -3,7 +3,10 @@
 import json
 import sys
 
-TOOL = {"name": "say", "inputSchema": {"type": "object", "properties": {"answer": {"type": "string"}}}}
+TOOL = {
+    "name": "say",
+    "inputSchema": {"type": "object", "properties": {"answer": {"type": "string"}}},
+}
 
 for line in sys.stdin:
     message = json.loads(line)
@@ -13,7 +16,13 @@ for line in sys.stdin:
     if message["method"] == "initialize":
         version = message["params"]["protocolVersion"]
         info = {"name": "raw", "version": "1"}
-        answer = {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}}
+        answer = {
+            "result": {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": info,
+            }
+        }
     elif message["method"] == "tools/list":
         answer = {"result": {"tools": [TOOL], "nextCursor": ""}}
     elif message["method"] == "tools/call":

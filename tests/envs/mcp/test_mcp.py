@@ -45,7 +45,9 @@ def url() -> Iterator[str]:
     (port,) = free_ports(1)
     with subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
-        while not any(c.status == psutil.CONN_LISTEN for c in psutil.Process(process.pid).net_connections()):
+        while not any(
+            c.status == psutil.CONN_LISTEN for c in psutil.Process(process.pid).net_connections()
+        ):
             assert process.poll() is None, "the server ended"
             assert time.monotonic() < deadline, "the server does not listen"
             time.sleep(0.1)
@@ -55,7 +57,11 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(params=["stdio", "http"])
 def options(request: pytest.FixtureRequest, path: Path) -> dict[str, Any]:
-    server = {"command": COMMAND} if request.param == "stdio" else {"url": request.getfixturevalue("url")}
+    server = (
+        {"command": COMMAND}
+        if request.param == "stdio"
+        else {"url": request.getfixturevalue("url")}
+    )
     return {"path": path, "grader": "tests.envs.mcp.graders:same", **server}
 
 
@@ -67,7 +73,9 @@ def call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall(name, json.dumps(arguments))
 
 
-def test_an_episode_calls_the_servers_tools_and_ends_with_its_server(options: dict[str, Any]) -> None:
+def test_an_episode_calls_the_servers_tools_and_ends_with_its_server(
+    options: dict[str, Any],
+) -> None:
     async def scenario() -> None:
         before = children()
         environment = registry.make("mcp", options | {"grader": "tests.envs.mcp.graders:shelved"})
@@ -77,7 +85,10 @@ def test_an_episode_calls_the_servers_tools_and_ends_with_its_server(options: di
         assert set(tools) == {"put", "look", "environment", "burn", "sleep"}
         assert tools["put"]["description"] == "Put a thing on a place of the shelf."
         assert set(tools["put"]["parameters"]["properties"]) == {"place", "thing"}
-        assert "nothing is on right" in (await environment.call(call("look", place="right"))).observation
+        assert (
+            "nothing is on right"
+            in (await environment.call(call("look", place="right"))).observation
+        )
         step = await environment.call(call("put", place="left", thing="cup"))
         assert (step.observation, step.reward, step.terminated) == ("put cup on left", 0.0, False)
         step = await environment.step("It is done.")
@@ -118,7 +129,12 @@ def test_the_agents_mistakes_are_answered(options: dict[str, Any]) -> None:
 
 def test_it_keeps_the_contract_of_environments_over_http(path: Path, url: str) -> None:
     """Over stdio, `tests/contracts/test_environment.py` checks it."""
-    options = {"path": path, "grader": "tests.envs.mcp.graders:same", "url": url, "show": ["put", "look"]}
+    options = {
+        "path": path,
+        "grader": "tests.envs.mcp.graders:same",
+        "url": url,
+        "show": ["put", "look"],
+    }
     report = asyncio.run(check("mcp", options, ["sum"]))
     assert [found for found in report.checks if not found.passed] == []
     assert report.version.startswith("1 sha256:")
@@ -132,7 +148,10 @@ def test_a_server_program_has_its_own_directory_and_of_our_environment_only_what
 
     async def scenario() -> None:
         environment = McpTools(
-            path=path, grader="tests.envs.mcp.graders:same", command=COMMAND, variables=("SHELF_TOKEN",)
+            path=path,
+            grader="tests.envs.mcp.graders:same",
+            command=COMMAND,
+            variables=("SHELF_TOKEN",),
         )
         await environment.reset("sum")
         names, directory, _ = (await environment.call(call("environment"))).observation.split()
@@ -145,7 +164,9 @@ def test_a_server_program_has_its_own_directory_and_of_our_environment_only_what
     asyncio.run(scenario())
 
 
-def test_an_address_gets_the_named_token_and_no_error_shows_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_gets_the_named_token_and_no_error_shows_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHELF_TOKEN", "s3cret")
     seen: set[str | None] = set()
 
@@ -157,7 +178,11 @@ def test_an_address_gets_the_named_token_and_no_error_shows_it(path: Path, monke
         app = web.Application()
         app.router.add_route("*", "/mcp", refuse)
         async with TestServer(app) as server:
-            options = {"path": path, "grader": "tests.envs.mcp.graders:same", "url": str(server.make_url("/mcp"))}
+            options = {
+                "path": path,
+                "grader": "tests.envs.mcp.graders:same",
+                "url": str(server.make_url("/mcp")),
+            }
             with pytest.raises(EnvironmentFailure) as failure:
                 await registry.make("mcp", options | {"variables": ["SHELF_TOKEN"]}).reset("sum")
             assert "s3cret" not in str(failure.value)
@@ -175,7 +200,9 @@ def test_a_server_that_dies_or_fails_to_start_is_the_environments_failure(path: 
         with pytest.raises(EnvironmentFailure):
             await environment.call(call("look", place="left"))
         await environment.reset("sum")  # the next episode has a server of its own
-        assert "nothing is on left" in (await environment.call(call("look", place="left"))).observation
+        assert (
+            "nothing is on left" in (await environment.call(call("look", place="left"))).observation
+        )
         await environment.close()
         wrong = (sys.executable, "-c", "import sys; sys.exit('out of coffee')")
         environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=wrong)
@@ -247,7 +274,9 @@ asyncio.run(scenario())
 
 
 def test_a_killed_actor_leaves_no_server(path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, path, SERVER], stdout=subprocess.PIPE, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, path, SERVER], stdout=subprocess.PIPE, check=False
+    )
     server = int(killed.stdout)
     deadline = time.monotonic() + 20
     while psutil.pid_exists(server) and psutil.Process(server).status() != psutil.STATUS_ZOMBIE:
@@ -255,7 +284,9 @@ def test_a_killed_actor_leaves_no_server(path: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("grader", "reason"), [("failing", "no red ink"), ("undecided", "returned None")])
+@pytest.mark.parametrize(
+    ("grader", "reason"), [("failing", "no red ink"), ("undecided", "returned None")]
+)
 def test_a_grader_that_fails_is_a_broken_episode(path: Path, grader: str, reason: str) -> None:
     chat = ChatTemplate(tool_tokenizer())
     policy = SayingPolicy(chat, "2", max_context_tokens=100_000)
@@ -289,7 +320,10 @@ def test_a_grader_that_fails_is_a_broken_episode(path: Path, grader: str, reason
         ({"command": ()}, "options.command or options.url"),
         ({"url": "http://127.0.0.1:1/mcp"}, "not both"),
         ({"variables": ["NOT_SET_HERE"]}, "'NOT_SET_HERE' is not set"),
-        ({"command": (), "url": "http://127.0.0.1:1/mcp", "variables": ["PATH", "HOME"]}, "one bearer token"),
+        (
+            {"command": (), "url": "http://127.0.0.1:1/mcp", "variables": ["PATH", "HOME"]},
+            "one bearer token",
+        ),
         ({"grader": "nothing"}, "MODULE:FUNCTION"),
         ({"grader": "json:nothing"}, "cannot be imported"),
         ({"grader": "tests.envs.mcp.test_mcp:PATH"}, "no function"),
@@ -306,7 +340,10 @@ def test_wrong_options_are_refused(path: Path, changes: dict[str, Any], reason: 
     [
         ("", "no tasks"),
         ('{"task_id": "a"}', "line 1: prompt"),
-        ('{"task_id": "a", "prompt": "b"}\n{"task_id": "a", "prompt": "b"}', "line 2: there is a task 'a' already"),
+        (
+            '{"task_id": "a", "prompt": "b"}\n{"task_id": "a", "prompt": "b"}',
+            "line 2: there is a task 'a' already",
+        ),
         ("[", "line 1"),
     ],
 )
@@ -317,7 +354,9 @@ def test_a_wrong_file_of_tasks_is_refused(tmp_path: Path, text: str, reason: str
 
 
 def test_tasks_have_their_split_and_category(path: Path) -> None:
-    assert [(task.task_id, task.split, task.category) for task in registry.tasks("mcp", {"path": path})] == [
+    assert [
+        (task.task_id, task.split, task.category) for task in registry.tasks("mcp", {"path": path})
+    ] == [
         ("cup", "train", "all"),
         ("sum", "test", "sums"),
     ]
@@ -326,7 +365,13 @@ def test_tasks_have_their_split_and_category(path: Path) -> None:
 def test_arguments_are_what_every_server_reads() -> None:
     assert parse_arguments(call("put", a=1, b=[{"c": "\ud800"}])) == {"a": 1, "b": [{"c": "?"}]}
     assert parse_arguments(ToolCall("put", "")) == {}
-    for odd in ("[" * 5000, "{" * 3000, '{"a": -Infinity}', f'{{"a": {1 << 63}}}', '{"a": "' + "x" * 10_000 + '"}'):
+    for odd in (
+        "[" * 5000,
+        "{" * 3000,
+        '{"a": -Infinity}',
+        f'{{"a": {1 << 63}}}',
+        '{"a": "' + "x" * 10_000 + '"}',
+    ):
         assert parse_arguments(ToolCall("put", odd)) is None
 
 
@@ -337,21 +382,46 @@ def text(words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("answer", "read"),
     [
-        ({"error": {"code": -32603, "message": "Entity with name nobody not found"}}, "Error: Entity with name nobody"),
+        (
+            {"error": {"code": -32603, "message": "Entity with name nobody not found"}},
+            "Error: Entity with name nobody",
+        ),
         ({"error": {"code": -32601, "message": "Unknown tool: y"}}, "Error: Unknown tool: y"),
         ({"error": {"code": -32602, "message": "bad params"}}, "Error: bad params"),
         ({"result": {"content": [], "structuredContent": {"answer": 42}}}, '{"answer": 42}'),
         ({"result": {"content": [text("1 row")], "structuredContent": {"rows": [7]}}}, "1 row"),
         (
-            {"result": {"content": [{"type": "resource", "resource": {"uri": "file:///a.txt", "text": "its words"}}]}},
+            {
+                "result": {
+                    "content": [
+                        {
+                            "type": "resource",
+                            "resource": {"uri": "file:///a.txt", "text": "its words"},
+                        }
+                    ]
+                }
+            },
             "its words",
         ),
         (
-            {"result": {"content": [{"type": "resource", "resource": {"uri": "file:///a.bin", "blob": "AAAA"}}]}},
+            {
+                "result": {
+                    "content": [
+                        {"type": "resource", "resource": {"uri": "file:///a.bin", "blob": "AAAA"}}
+                    ]
+                }
+            },
             "[resource file:///a.bin]",
         ),
         (
-            {"result": {"content": [{"type": "resource_link", "uri": "file:///b.txt", "name": "b"}, text("after")]}},
+            {
+                "result": {
+                    "content": [
+                        {"type": "resource_link", "uri": "file:///b.txt", "name": "b"},
+                        text("after"),
+                    ]
+                }
+            },
             "[resource_link b file:///b.txt]\nafter",
         ),
         ({"result": {"content": [], "isError": True}}, "Error: "),
@@ -359,7 +429,9 @@ def text(words: str) -> dict[str, Any]:
 )
 def test_what_servers_answer_reaches_the_agent_as_text(answer: dict[str, Any], read: str) -> None:
     async def scenario() -> str:
-        session = Session(Server(command=(sys.executable, str(Path(__file__).with_name("raw_server.py")))))
+        session = Session(
+            Server(command=(sys.executable, str(Path(__file__).with_name("raw_server.py"))))
+        )
         await session.start()
         try:
             assert [tool.name for tool in await session.tools()] == ["say"]
@@ -372,10 +444,14 @@ def test_what_servers_answer_reaches_the_agent_as_text(answer: dict[str, Any], r
 
 def test_an_error_that_no_argument_causes_is_the_servers_failure() -> None:
     async def scenario() -> None:
-        session = Session(Server(command=(sys.executable, str(Path(__file__).with_name("raw_server.py")))))
+        session = Session(
+            Server(command=(sys.executable, str(Path(__file__).with_name("raw_server.py"))))
+        )
         await session.start()
         try:
-            await session.call("say", {"answer": json.dumps({"error": {"code": -32700, "message": "parse error"}})})
+            await session.call(
+                "say", {"answer": json.dumps({"error": {"code": -32700, "message": "parse error"}})}
+            )
         finally:
             await session.stop()
 

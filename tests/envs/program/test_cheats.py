@@ -62,7 +62,9 @@ def folder(tmp_path: Path) -> Path:
     files = {"agent.py": AGENT, "neighbour.py": NEIGHBOUR, "grader.py": COMMAND, "cheat.sh": "true"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "question": "Open what?", "answer": "sesame"}\n')
+    (tmp_path / "tasks.jsonl").write_text(
+        '{"id": "a", "question": "Open what?", "answer": "sesame"}\n'
+    )
     return tmp_path
 
 
@@ -85,12 +87,17 @@ def left(folder: Path, script: str, **options: Any) -> Outcome:
 
 @pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
 @pytest.mark.parametrize("kind", ["function", "command"])
-def test_a_cheat_earns_what_the_grader_gives_its_answer(folder: Path, kind: str, cheat: str) -> None:
+def test_a_cheat_earns_what_the_grader_gives_its_answer(
+    folder: Path, kind: str, cheat: str
+) -> None:
     (folder / "cheat.sh").write_text(cheat)
     if kind == "function":
         options = {"program": f"{folder}/agent.py:solve", "grader": f"{folder}/agent.py:grade"}
     else:
-        options = {"program": ("bash", f"{folder}/cheat.sh"), "grader": ("python", f"{folder}/grader.py")}
+        options = {
+            "program": ("bash", f"{folder}/cheat.sh"),
+            "grader": ("python", f"{folder}/grader.py"),
+        }
     try:
         found = outcome(folder, hidden=("answer",), **options)
     except EnvironmentFailure:
@@ -109,7 +116,11 @@ def test_a_verdict_is_what_the_grader_prints_and_nothing_else(folder: Path) -> N
     assert left(folder, "printf 9 > grade.txt", grader=("echo", "0.25")).reward == 0.25
     with pytest.raises(EnvironmentFailure, match="which is no verdict"):
         left(folder, "echo 1 | tee grade.txt", grader=("true",))
-    seen = left(folder, "echo 0.5 > made", grader=("bash", "-c", 'ls "$PWD" >&2; cat "$PROGRAM_DIRECTORY/made"'))
+    seen = left(
+        folder,
+        "echo 0.5 > made",
+        grader=("bash", "-c", 'ls "$PWD" >&2; cat "$PROGRAM_DIRECTORY/made"'),
+    )
     assert seen.reward == 0.5, "a grader may look at what the program has made"
 
 
@@ -174,7 +185,11 @@ def test_odd_files_under_the_other_names_are_never_followed(folder: Path, make: 
             left(folder, made, grader=grader)
     with pytest.raises(EnvironmentFailure, match="exit code 3: "):
         left(folder, f"{made}; exit 3", grader=grader)
-    left(folder, f"for f in {FILES.replace('output.txt', '')}; do ln -sf {victim} $f; done", grader=grader)
+    left(
+        folder,
+        f"for f in {FILES.replace('output.txt', '')}; do ln -sf {victim} $f; done",
+        grader=grader,
+    )
     assert victim.read_text() == "precious"
 
 
@@ -188,9 +203,15 @@ def test_a_link_on_the_way_is_not_followed(folder: Path) -> None:
         left(folder, f"mv $PWD {folder}/away; ln -s {secret} $PWD; true")
 
 
-def test_the_end_of_a_long_output_is_the_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_long_output_is_the_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(env_module, "LARGEST_BYTES", 1000)
-    grader = ("python", "-c", "import json, os; print(len(json.load(open(os.environ['ANSWER_FILE']))))")
+    grader = (
+        "python",
+        "-c",
+        "import json, os; print(len(json.load(open(os.environ['ANSWER_FILE']))))",
+    )
     assert left(folder, "head -c 5000 /dev/zero", grader=grader).reward == 1000
     assert left(folder, "printf abc", grader=grader).reward == 3
 

@@ -23,7 +23,9 @@ AGENT = Path(__file__).with_name("agent.py")
 @pytest.fixture
 def tasks(tmp_path: Path) -> str:
     file = tmp_path / "tasks.jsonl"
-    file.write_text('{"id": "one", "question": "1 + 1?", "answer": "ok"}\n\n{"id": "two", "question": "?"}\n')
+    file.write_text(
+        '{"id": "one", "question": "1 + 1?", "answer": "ok"}\n\n{"id": "two", "question": "?"}\n'
+    )
     return str(file)
 
 
@@ -31,7 +33,9 @@ def played(options: dict[str, Any], horizon_turns: int = 4) -> Episode:
     async def scenario() -> Episode:
         async with gateway_of(Remembering(lambda read: "ok")) as served:
             rollout = Rollout(served.policy, CHAT, None, 5.0, gateway=served)
-            return await play(lambda: registry.make("program", options), rollout, ticket(horizon_turns), 0)
+            return await play(
+                lambda: registry.make("program", options), rollout, ticket(horizon_turns), 0
+            )
 
     return asyncio.run(scenario())
 
@@ -39,7 +43,11 @@ def played(options: dict[str, Any], horizon_turns: int = 4) -> Episode:
 @pytest.mark.parametrize("function", ["solve", "solve_later"])
 def test_a_function_plays_its_task_and_another_grades_its_answer(tasks: str, function: str) -> None:
     episode = played({"program": f"{AGENT}:{function}", "tasks": tasks, "grader": f"{AGENT}:grade"})
-    assert (episode.stop, episode.episode_return, episode.success) == (StopReason.TERMINATED, 1.0, True)
+    assert (episode.stop, episode.episode_return, episode.success) == (
+        StopReason.TERMINATED,
+        1.0,
+        True,
+    )
     assert episode.prompt == "1 + 1?"
 
 
@@ -48,7 +56,14 @@ def test_a_command_plays_its_task_and_a_command_grades_what_it_printed(tasks: st
     command = ["python", str(AGENT)]
     episode = played({"program": command, "tasks": tasks, "grader": ["python", "-c", script]})
     assert (episode.stop, episode.episode_return) == (StopReason.TERMINATED, 1.0)
-    broken = played({"program": command, "tasks": tasks, "grader": f"{AGENT}:grade", "environment": {"CODE": "3"}})
+    broken = played(
+        {
+            "program": command,
+            "tasks": tasks,
+            "grader": f"{AGENT}:grade",
+            "environment": {"CODE": "3"},
+        }
+    )
     assert (broken.stop, "exit code 3" in (broken.error or "")) == (StopReason.ENV_ERROR, True)
 
 
@@ -63,10 +78,18 @@ def test_a_program_may_write_its_reward_and_a_grader_may_say_what_success_is(tas
     ("options", "stop", "error"),
     [
         ({"program": f"{AGENT}:crash"}, StopReason.ENV_ERROR, "the kitchen is on fire"),
-        ({"program": f"{AGENT}:unwritable"}, StopReason.ENV_ERROR, "Object of type object is not JSON serializable"),
+        (
+            {"program": f"{AGENT}:unwritable"},
+            StopReason.ENV_ERROR,
+            "Object of type object is not JSON serializable",
+        ),
         ({"program": f"{AGENT}:hang", "timeout_s": 5}, StopReason.ENV_TIMEOUT, "longer than 5 s"),
         ({"program": f"{AGENT}:silent"}, StopReason.ENV_ERROR, "without a call of the model"),
-        ({"program": f"{AGENT}:solve", "grader": "reward.json"}, StopReason.ENV_ERROR, "no verdict"),
+        (
+            {"program": f"{AGENT}:solve", "grader": "reward.json"},
+            StopReason.ENV_ERROR,
+            "no verdict",
+        ),
         (
             {"program": f"{AGENT}:solve", "grader": f"{AGENT}:nonsense"},
             StopReason.ENV_ERROR,
@@ -84,7 +107,12 @@ def test_what_is_not_the_agents_failure_is_broken(
 
 
 def test_a_recipe_may_grade_what_took_too_long(tasks: str) -> None:
-    options = {"program": f"{AGENT}:hang", "tasks": tasks, "timeout_s": 5, "timeout_truncates": True}
+    options = {
+        "program": f"{AGENT}:hang",
+        "tasks": tasks,
+        "timeout_s": 5,
+        "timeout_truncates": True,
+    }
     episode = played(options)
     assert (episode.stop, episode.episode_return) == (StopReason.ENV_TRUNCATED, 0.0)
 
@@ -94,8 +122,14 @@ def test_the_horizon_ends_the_process_and_what_there_is_is_graded(
     tasks: str, grader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "GRACE_S", 0.2)
-    episode = played({"program": f"{AGENT}:endless", "tasks": tasks, "grader": grader}, horizon_turns=2)
-    assert (episode.stop, len(episode.turns), episode.episode_return) == (StopReason.HORIZON, 2, 0.0)
+    episode = played(
+        {"program": f"{AGENT}:endless", "tasks": tasks, "grader": grader}, horizon_turns=2
+    )
+    assert (episode.stop, len(episode.turns), episode.episode_return) == (
+        StopReason.HORIZON,
+        2,
+        0.0,
+    )
 
 
 def test_a_program_knows_its_endpoint_and_its_task_and_nothing_of_ours(
@@ -147,7 +181,9 @@ def test_tasks_come_from_a_file_or_a_function_and_name_the_version(tasks: str) -
         ('{"id": "a", "split": "dev"}', "task 1: split"),
     ],
 )
-def test_a_wrong_file_of_tasks_is_told_with_its_line(tmp_path: Path, lines: str, error: str) -> None:
+def test_a_wrong_file_of_tasks_is_told_with_its_line(
+    tmp_path: Path, lines: str, error: str
+) -> None:
     file = tmp_path / "wrong.jsonl"
     file.write_text(lines)
     with pytest.raises(ConfigError, match=error):
@@ -166,20 +202,34 @@ def test_a_wrong_file_of_tasks_is_told_with_its_line(tmp_path: Path, lines: str,
         ({"program": ["x"], "tasks": f"{AGENT}:nothing"}, "no function 'nothing'"),
         ({"program": ["x"], "tasks": ":f"}, "names no function"),
         ({"program": "solve", "tasks": "x"}, "names no function"),
-        ({"program": f"{AGENT}:solv", "tasks": "x"}, r"agent.py has no function 'solv'; did you mean solve"),
+        (
+            {"program": f"{AGENT}:solv", "tasks": "x"},
+            r"agent.py has no function 'solv'; did you mean solve",
+        ),
         ({"program": "agnt.py:solve", "tasks": "x"}, "no file .*agnt.py"),
         ({"program": "horizonrl.nowhere:solve", "tasks": "x"}, "no module 'horizonrl.nowhere'"),
-        ({"program": "horizonrl.envs.program.env:solve", "tasks": "x"}, "env.py has no function 'solve'"),
+        (
+            {"program": "horizonrl.envs.program.env:solve", "tasks": "x"},
+            "env.py has no function 'solve'",
+        ),
         (
             {"program": f"{AGENT}:grade", "tasks": "x"},
             r"line \d+: grade\(task: .*\) is called with 1 argument: the task",
         ),
-        ({"program": ["x"], "tasks": "x", "grader": f"{AGENT}:solve"}, "is called with 2 arguments"),
+        (
+            {"program": ["x"], "tasks": "x", "grader": f"{AGENT}:solve"},
+            "is called with 2 arguments",
+        ),
         ({"program": ["x"], "tasks": f"{AGENT}:for_ever"}, "lists more than 50 tasks: does it end"),
-        ({"program": ["x"], "tasks": f"{AGENT}:listed", "hidden": ["qestion"]}, "'qestion'; did you mean question"),
+        (
+            {"program": ["x"], "tasks": f"{AGENT}:listed", "hidden": ["qestion"]},
+            "'qestion'; did you mean question",
+        ),
     ],
 )
-def test_wrong_options_say_what_to_write(options: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_options_say_what_to_write(
+    options: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(env_module, "MOST_TASKS", 50)
     with pytest.raises(ConfigError, match=error):
         registry.make("program", options)
@@ -195,13 +245,20 @@ def test_a_task_that_this_machine_does_not_have_is_told() -> None:
     assert "has no task 'one'" in (episode.error or "")
 
 
-def test_the_version_does_not_depend_on_the_folder(tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_does_not_depend_on_the_folder(
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text("def play(task): ...\ndef grade(task, answer): ...\n")
     monkeypatch.chdir(tmp_path)
-    for program, grader in (("mine.py:play", "mine.py:grade"), (["python", "mine.py"], ["mine.py"])):
+    for program, grader in (
+        ("mine.py:play", "mine.py:grade"),
+        (["python", "mine.py"], ["mine.py"]),
+    ):
         whole = json.loads(json.dumps([program, grader]).replace("mine.py", f"{tmp_path}/mine.py"))
         versions = [
-            asyncio.run(registry.versioned_id("program", {"program": one, "grader": other, "tasks": tasks}))
+            asyncio.run(
+                registry.versioned_id("program", {"program": one, "grader": other, "tasks": tasks})
+            )
             for one, other in ((program, grader), whole)
         ]
         assert versions[0] == versions[1]
@@ -210,11 +267,23 @@ def test_the_version_does_not_depend_on_the_folder(tasks: str, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("options", "passed", "detail"),
     [
-        ({"program": f"{AGENT}:solve", "grader": f"{AGENT}:grade"}, True, "reward 0 without an answer"),
-        ({"program": ["python", "x"], "grader": f"{AGENT}:half"}, True, "reward 0.5 without an answer"),
+        (
+            {"program": f"{AGENT}:solve", "grader": f"{AGENT}:grade"},
+            True,
+            "reward 0 without an answer",
+        ),
+        (
+            {"program": ["python", "x"], "grader": f"{AGENT}:half"},
+            True,
+            "reward 0.5 without an answer",
+        ),
         ({"program": f"{AGENT}:solve"}, True, "reward 0 without an answer"),
         ({"program": ["no-such-program"]}, False, "there is no command 'no-such-program'"),
-        ({"program": f"{AGENT}:solve", "grader": f"{AGENT}:nonsense"}, False, "says '\"good\"', which is no verdict"),
+        (
+            {"program": f"{AGENT}:solve", "grader": f"{AGENT}:nonsense"},
+            False,
+            "says '\"good\"', which is no verdict",
+        ),
         ({"program": "BROKEN:play"}, False, "importing the program ended with exit code 1"),
     ],
 )
@@ -232,10 +301,15 @@ def test_envs_check_tries_what_needs_no_model(
 
 def test_a_word_of_a_command_may_be_a_long_script(tasks: str) -> None:
     script = f"{sys.executable} {AGENT} {' ' * 5000}"
-    assert registry.make("program", {"program": ["bash", "-c", script], "tasks": tasks, "grader": f"{AGENT}:grade"})
+    assert registry.make(
+        "program", {"program": ["bash", "-c", script], "tasks": tasks, "grader": f"{AGENT}:grade"}
+    )
 
 
 def test_a_line_of_tasks_ends_at_a_newline_alone(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"id": "one", "question": "a\u2028b\x85c"}\n{"id": "two"}\n', encoding="utf-8")
-    assert [task.task_id for task in registry.tasks("program", {"tasks": str(file)})] == ["one", "two"]
+    assert [task.task_id for task in registry.tasks("program", {"tasks": str(file)})] == [
+        "one",
+        "two",
+    ]

@@ -30,23 +30,35 @@ def played(answer: str, options: dict[str, object], horizon_turns: int) -> Episo
             rollout = Rollout(policy, CHAT, None, 5.0, gateway=served)
             task = registry.tasks("program", options)[0].task_id
             order = ticket(horizon_turns)
-            order = order.model_copy(update={"task": order.task.model_copy(update={"task_id": task})})
+            order = order.model_copy(
+                update={"task": order.task.model_copy(update={"task_id": task})}
+            )
             return await play(lambda: registry.make("program", options), rollout, order, 0)
 
     return asyncio.run(scenario())
 
 
 @pytest.mark.process
-def test_the_three_files_of_the_page_are_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_three_files_of_the_page_are_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("agent.py", block("python")), ("tasks.jsonl", block("json")), ("recipe.toml", block("toml"))):
+    for name, text in (
+        ("agent.py", block("python")),
+        ("tasks.jsonl", block("json")),
+        ("recipe.toml", block("toml")),
+    ):
         Path(name).write_text(text)
     config = RunConfig.load([Path("recipe.toml")], [])
     (env,) = config.envs
     splits = [task.split for task in registry.tasks(env.id, env.options)]
     assert splits == ["train", "train", "test"]
     episode = played("It is 7.", env.options, horizon_turns=4)
-    assert (episode.stop, episode.episode_return, episode.prompt) == (StopReason.TERMINATED, 1.0, "What is 3 plus 4?")
+    assert (episode.stop, episode.episode_return, episode.prompt) == (
+        StopReason.TERMINATED,
+        1.0,
+        "What is 3 plus 4?",
+    )
 
 
 @pytest.mark.process

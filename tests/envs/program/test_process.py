@@ -36,7 +36,9 @@ print(*(child.pid for child in children), os.getpid(), flush=True)
 def program(directory: Path, code: str, limits: Limits = LIMITS) -> Ended:
     argv = [sys.executable, "-c", code]
     (directory / "out").unlink(missing_ok=True)
-    return asyncio.run(run_program(argv, directory, clean_environment(directory), directory / "out", limits))
+    return asyncio.run(
+        run_program(argv, directory, clean_environment(directory), directory / "out", limits)
+    )
 
 
 def left(pids: list[int]) -> list[int]:
@@ -64,7 +66,9 @@ def printed(file: Path, count: int) -> list[int]:
     raise AssertionError(f"{file} has not got {count} numbers")
 
 
-def test_a_program_sees_nothing_of_our_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_sees_nothing_of_our_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     ended = program(tmp_path, "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))")
@@ -88,7 +92,9 @@ def test_the_exit_code_and_the_last_words_are_told(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_not_there_says_so(tmp_path: Path) -> None:
-    ended = asyncio.run(run_program(["no-such-program"], tmp_path, {"PATH": "/bin"}, tmp_path / "out", LIMITS))
+    ended = asyncio.run(
+        run_program(["no-such-program"], tmp_path, {"PATH": "/bin"}, tmp_path / "out", LIMITS)
+    )
     assert ended.code == 127
     assert "no-such-program" in ended.last_words()
 
@@ -107,15 +113,21 @@ def test_addresses_that_are_only_reserved_are_not_memory(tmp_path: Path) -> None
         "console.log(await (await fetch(url)).text()); server.close(); });"
     )
     ended = asyncio.run(
-        run_program(["node", "-e", script], tmp_path, clean_environment(tmp_path), tmp_path / "out", LIMITS)
+        run_program(
+            ["node", "-e", script], tmp_path, clean_environment(tmp_path), tmp_path / "out", LIMITS
+        )
     )
     assert (ended.code, ended.last_words()) == (0, "served")
     mapped = "import mmap; mmap.mmap(-1, 64 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0); print('mapped')"
     assert program(tmp_path, mapped).last_words() == "mapped"
 
 
-def test_what_a_program_leaves_is_ended_in_time_that_grows_with_their_number_only(tmp_path: Path) -> None:
-    children = "import os, time\nfor _ in range(800):\n    if os.fork() == 0:\n        time.sleep(600)\n"
+def test_what_a_program_leaves_is_ended_in_time_that_grows_with_their_number_only(
+    tmp_path: Path,
+) -> None:
+    children = (
+        "import os, time\nfor _ in range(800):\n    if os.fork() == 0:\n        time.sleep(600)\n"
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert program(tmp_path, f"{children}print(os.getpid())").code == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -143,7 +155,10 @@ def test_a_chain_of_processes_that_end_at_once_is_caught(tmp_path: Path, setsid:
     (tmp_path / "chain.c").write_text(CHAIN.replace("SETSID", setsid))
     subprocess.run(["cc", "-o", "chain", "chain.c"], cwd=tmp_path, check=True)
     started = time.monotonic()
-    program(tmp_path, "import subprocess, time; subprocess.Popen('./chain', start_new_session=True); time.sleep(0.3)")
+    program(
+        tmp_path,
+        "import subprocess, time; subprocess.Popen('./chain', start_new_session=True); time.sleep(0.3)",
+    )
     assert time.monotonic() - started < 20.0
     time.sleep(0.5)
     assert not [each for each in psutil.process_iter(["name"]) if each.info["name"] == "chain"]

@@ -32,13 +32,17 @@ class Module:
     def write(self, text: str) -> None:
         self.file.write_text(text)
 
-    def run(self, limits: Limits = LIMITS, what: str = "play", written: Mapping[str, str] = NOTHING) -> Any:
+    def run(
+        self, limits: Limits = LIMITS, what: str = "play", written: Mapping[str, str] = NOTHING
+    ) -> Any:
         """Return the answer or the verdict of one run, or how it ended if it failed."""
         ended = asyncio.run(self.ran(limits, what, written))
         result = ended.output.parent / ("answer.json" if what == "play" else "verdict.json")
         return ended if ended.code else json.loads(result.read_text())
 
-    async def ran(self, limits: Limits = LIMITS, what: str = "play", written: Mapping[str, str] = NOTHING) -> Ended:
+    async def ran(
+        self, limits: Limits = LIMITS, what: str = "play", written: Mapping[str, str] = NOTHING
+    ) -> Ended:
         self._runs += 1
         directory = self._place / f"run{self._runs}"
         directory.mkdir()
@@ -77,7 +81,9 @@ def test_what_a_program_imports_when_it_is_used_is_there_for_later_ones(module: 
         "    open('own.py', 'w').write('name = ' + repr(os.getcwd()))\n    import own\n"
         "    return [there, own.name == os.getcwd()]\n"
     )
-    assert [module.run(), module.run()] == [[False, True], [True, True]], "and it imports what it has written itself"
+    assert [module.run(), module.run()] == [[False, True], [True, True]], (
+        "and it imports what it has written itself"
+    )
 
 
 def test_what_a_program_has_imported_is_read_whole(module: Module) -> None:
@@ -95,11 +101,15 @@ def test_what_a_program_has_imported_is_read_whole(module: Module) -> None:
     assert [ended.code for ended in asyncio.run(several())] == [0] * 24
 
 
-THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(3,), daemon=True).start()\n"
+THREAD = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(3,), daemon=True).start()\n"
+)
 
 
 @pytest.mark.parametrize("first_lines", ["", THREAD], ids=["warm", "cold"])
-def test_a_grader_imports_nothing_that_the_program_has_written(module: Module, first_lines: str) -> None:
+def test_a_grader_imports_nothing_that_the_program_has_written(
+    module: Module, first_lines: str
+) -> None:
     module.write(
         f"{first_lines}def play(task):\n    import sched\n    return sched.__file__\n"
         "def grade(task, answer):\n    import sched\n    return sched.__file__\n"
@@ -166,7 +176,9 @@ def test_an_edited_program_is_played_as_it_is_now(module: Module) -> None:
         ),
     ],
 )
-def test_a_module_that_cannot_be_shared_is_imported_for_each_episode(module: Module, text: str, reason: str) -> None:
+def test_a_module_that_cannot_be_shared_is_imported_for_each_episode(
+    module: Module, text: str, reason: str
+) -> None:
     module.write(text)
     with capture_logs() as logs:
         assert [module.run(), module.run()] == ["played", "played"]
@@ -187,7 +199,9 @@ def test_where_no_socket_can_be_made_each_episode_has_a_fresh_process(
     assert list(far.iterdir()) == []
 
 
-def test_a_later_import_that_starts_threads_is_left_to_the_episodes(module: Module, tmp_path: Path) -> None:
+def test_a_later_import_that_starts_threads_is_left_to_the_episodes(
+    module: Module, tmp_path: Path
+) -> None:
     (tmp_path / "busy.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
@@ -236,12 +250,19 @@ def test_a_program_may_start_processes_that_import_its_file(module: Module) -> N
     assert module.run() == [2, 4]
 
 
-def test_errors_exits_and_limits_are_those_of_a_process_of_its_own(module: Module, tmp_path: Path) -> None:
+def test_errors_exits_and_limits_are_those_of_a_process_of_its_own(
+    module: Module, tmp_path: Path
+) -> None:
     module.write("def play(task): raise RuntimeError('the kitchen is on fire')\n")
     failed = module.run()
-    assert (failed.code, failed.last_words().endswith("RuntimeError: the kitchen is on fire")) == (1, True)
+    assert (failed.code, failed.last_words().endswith("RuntimeError: the kitchen is on fire")) == (
+        1,
+        True,
+    )
     assert "template" not in failed.last_words().partition("agent.py")[2]
-    module.write("import atexit, sys\ndef play(task):\n    atexit.register(print, 'bye')\n    sys.exit(7)\n")
+    module.write(
+        "import atexit, sys\ndef play(task):\n    atexit.register(print, 'bye')\n    sys.exit(7)\n"
+    )
     left_early = module.run()
     assert (left_early.code, left_early.last_words()) == (7, "bye")
     module.write("def play(task): bytearray(5 << 30)\n")
@@ -275,7 +296,9 @@ def test_a_template_that_is_killed_is_replaced_and_leaves_nothing(module: Module
 
 
 @pytest.mark.process
-def test_a_template_without_episodes_ends_and_the_next_episode_starts_another(module: Module) -> None:
+def test_a_template_without_episodes_ends_and_the_next_episode_starts_another(
+    module: Module,
+) -> None:
     module.write(
         "import __main__\n__main__.IDLE_S = 0.2\nimport os\nTEMPLATE = os.getpid()\ndef play(task): return TEMPLATE\n"
     )

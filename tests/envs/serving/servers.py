@@ -81,7 +81,9 @@ class World:
 
 
 @asynccontextmanager
-async def server_of(environments: Mapping[str, Mapping[str, Any]], **options: Any) -> AsyncIterator[str]:
+async def server_of(
+    environments: Mapping[str, Mapping[str, Any]], **options: Any
+) -> AsyncIterator[str]:
     """Serve on a free port; yield the server's address without a path."""
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -38,7 +38,9 @@ class Asks:
 
 TOOL = Asks("env_idx", "id", {"id": 0}, reads_observation=True)
 CLIENTS = {
-    "textcraft": Asks("id", "data_idx", {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None}),
+    "textcraft": Asks(
+        "id", "data_idx", {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None}
+    ),
     "babyai": Asks("id", "data_idx", score="score"),
     "household": Asks("id", "game", fields={"world_type": "Text"}),
     "maze": Asks("id", "game"),
@@ -68,7 +70,11 @@ async def drive(call: Caller, asks: Asks, game: Game, env_id: str) -> tuple[str,
     handle = created if isinstance(created, int) else created[asks.key]
     status, begun = await call("reset", {asks.key: handle, asks.task: game.number, **asks.fields})
     assert status == 200, begun
-    first = (await call.read(f"observation?env_idx={handle}"))[1] if asks.reads_observation else begun["observation"]
+    first = (
+        (await call.read(f"observation?env_idx={handle}"))[1]
+        if asks.reads_observation
+        else begun["observation"]
+    )
     if env_id == "household":
         first = f"{first}\nAVAILABLE ACTIONS: {','.join(begun['available_actions'])}"
     read, reward = [], 0.0
@@ -106,7 +112,10 @@ def test_the_first_observation_leaves_the_rules_to_the_client(env_id: str) -> No
         task = registry.tasks(env_id, door(env_id).options)[0].task_id
         text = (await environment.reset(task)).text
         await environment.close()
-        assert not any(rule in text for rule in ("Reply with", "Each turn", "Commands:", "Your response should"))
+        assert not any(
+            rule in text
+            for rule in ("Reply with", "Each turn", "Commands:", "Your response should")
+        )
 
     asyncio.run(scenario())
 
@@ -126,7 +135,9 @@ def told_by(env_id: str, number: int, **options: Any) -> Any:
 
 
 def test_a_number_is_agentgyms() -> None:
-    assert "Your goal: open the red door" in told_by("babyai", 12)[1]["observation"]  # level 13, which is not listed
+    assert (
+        "Your goal: open the red door" in told_by("babyai", 12)[1]["observation"]
+    )  # level 13, which is not listed
     assert "position 1, 7" in told_by("maze", 5)[1]["observation"]
     assert told_by("maze", 25)[1]["code"] == "unknown_task"  # it starts at its goal
     assert told_by("babyai", -1)[1]["code"] == "unknown_task"
@@ -180,13 +191,21 @@ def test_detail_and_available_actions_are_answered() -> None:
             episode = created["id"]
             _, begun = await call("reset", {"id": episode, "game": 3, "world_type": "Text"})
             detail = (await call.read(f"detail?id={episode}"))[1]
-            assert (detail["observation"], detail["done"], detail["deleted"]) == (begun["observation"], False, False)
-            assert (await call.read(f"available_actions?id={episode}"))[1] == begun["available_actions"]
+            assert (detail["observation"], detail["done"], detail["deleted"]) == (
+                begun["observation"],
+                False,
+                False,
+            )
+            assert (await call.read(f"available_actions?id={episode}"))[1] == begun[
+                "available_actions"
+            ]
             place = begun["available_actions"][0]
             assert place.startswith("go to ")
             _, stepped = await call("step", {"id": episode, "action": place})
             assert "AVAILABLE" not in stepped["observation"]
-            assert (await call.read(f"detail?id={episode}"))[1]["observation"] == stepped["observation"]
+            assert (await call.read(f"detail?id={episode}"))[1]["observation"] == stepped[
+                "observation"
+            ]
 
     asyncio.run(scenario())
 
@@ -204,7 +223,9 @@ def test_every_available_action_of_the_household_does_something() -> None:
     asyncio.run(scenario())
 
 
-def test_a_full_server_closes_what_a_client_that_never_closes_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_server_closes_what_a_client_that_never_closes_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def write_reset(call: Caller, number: int) -> int:
         episode: int = (await call("create", {"id": 0}))[1]
         assert (await call("reset", {"env_idx": episode, "id": number}))[0] == 200
@@ -232,7 +253,14 @@ def test_a_check_leaves_nothing_on_a_server_and_finds_nothing_wrong_with_it() ->
         async with caller_of("textcraft", "/textcraft") as call:
             options = {"url": call.base, "instructions": ""}
             report = await check("agentgym-textcraft", options)
-            assert [found for found in report.checks if not found.passed and "has no expert" not in found.detail] == []
-            assert 'horizonrl_served_episodes{env="textcraft"} 0.0' in (await call.get("../metrics"))[1]
+            assert [
+                found
+                for found in report.checks
+                if not found.passed and "has no expert" not in found.detail
+            ] == []
+            assert (
+                'horizonrl_served_episodes{env="textcraft"} 0.0'
+                in (await call.get("../metrics"))[1]
+            )
 
     asyncio.run(scenario())

@@ -37,17 +37,24 @@ def _world(install: Callable[..., None]) -> None:
 )
 def test_a_page_in_a_browser_cannot_create_an_episode(headers: dict[str, str], status: int) -> None:
     async def scenario() -> None:
-        async with server_of({"world": {}}, hosts=["envs.cluster.local"]) as url, ClientSession() as http:
+        async with (
+            server_of({"world": {}}, hosts=["envs.cluster.local"]) as url,
+            ClientSession() as http,
+        ):
             for path in ("/world/create", "/create"):
                 async with http.post(f"{url}{path}", headers=headers) as answer:
                     assert answer.status == status, await answer.text()
             async with http.get(f"{url}/world/ws", headers=headers) as answer:
-                assert answer.status == (400 if status == 200 else status)  # 400: it is no WebSocket's handshake
+                assert answer.status == (
+                    400 if status == 200 else status
+                )  # 400: it is no WebSocket's handshake
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
 def test_a_form_is_no_call(content_type: str) -> None:
     async def scenario() -> None:
         async with server_of({"world": {}}) as url, ClientSession() as http:
@@ -84,20 +91,26 @@ def test_an_episode_that_is_never_begun_is_closed_long_before_its_time_to_live(
         async with caller_of("world", "/world/served") as call:
             begun = await call.begin()
             await call("create")
-            while 'horizonrl_served_episodes{env="world"} 2.0' in (await call.get("../../metrics"))[1]:
+            while (
+                'horizonrl_served_episodes{env="world"} 2.0' in (await call.get("../../metrics"))[1]
+            ):
                 await asyncio.sleep(0.02)
             assert (await call("step", {"id": begun, "text": "x"}))[0] == 200
 
     asyncio.run(scenario())
 
 
-def test_a_reply_is_cut_before_the_environment_reads_it_and_half_a_character_is_no_failure() -> None:
+def test_a_reply_is_cut_before_the_environment_reads_it_and_half_a_character_is_no_failure() -> (
+    None
+):
     async def scenario() -> None:
         async with caller_of("world", "/world/served") as call:
             episode = await call.begin()
             late = "x" * 1_000_000 + "task a"
             assert (await call("step", {"id": episode, "text": late}))[1]["reward"] == 0.0
-            assert (await call("step", {"id": episode, "text": "\ud800 task a"}))[1]["reward"] == 1.0
+            assert (await call("step", {"id": episode, "text": "\ud800 task a"}))[1][
+                "reward"
+            ] == 1.0
 
     asyncio.run(scenario())
 
@@ -121,11 +134,16 @@ def test_a_worker_that_is_stuck_in_a_call_is_ended_and_replaced(
     asyncio.run(scenario())
 
 
-def test_options_are_not_on_a_workers_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_options_are_not_on_a_workers_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def scenario() -> None:
-        async with server_of({"world": {"reward": 0.1234}}, workers=1) as url, ClientSession() as http:
+        async with (
+            server_of({"world": {"reward": 0.1234}}, workers=1) as url,
+            ClientSession() as http,
+        ):
             call = Caller(http, f"{url}/world/served")
             episode = await call.begin()
             (worker,) = workers_of(os.getpid())

@@ -30,7 +30,9 @@ async def expert_game(task_id: str, **options: Any) -> tuple[str, list[tuple[str
     return first, turns
 
 
-async def replay(environment: Environment, task_id: str, turns: list[tuple[str, Step]]) -> tuple[str, list[Step]]:
+async def replay(
+    environment: Environment, task_id: str, turns: list[tuple[str, Step]]
+) -> tuple[str, list[Step]]:
     first = (await environment.reset(task_id)).text
     return first, [await environment.step(text) for text, _ in turns]
 
@@ -53,7 +55,9 @@ def test_an_expert_earns_through_http_what_it_earns_here(workers: int) -> None:
                 turns = [(f"Action: {text}", step) for text, step in turns]
                 there, steps = await replay(numbered, str(numbers[task_id]), turns)
                 assert there == first
-                assert [step.observation for step in steps] == [step.observation for _, step in turns]
+                assert [step.observation for step in steps] == [
+                    step.observation for _, step in turns
+                ]
                 assert sum(step.reward for step in steps) == 1.0
                 assert steps[-1].success
             await own.close()
@@ -67,7 +71,9 @@ def test_thirty_two_clients_play_at_once() -> None:
         first, turns = await expert_game("bookshelf")
         async with server_of({"textcraft": {}, "parity": {}}) as url:
             clients = [registry.make("served", {"url": f"{url}/textcraft"}) for _ in range(32)]
-            games = await asyncio.gather(*(replay(client, "bookshelf", turns) for client in clients))
+            games = await asyncio.gather(
+                *(replay(client, "bookshelf", turns) for client in clients)
+            )
             assert all(game[0] == first and game[1][-1].success for game in games)
             await asyncio.gather(*(client.close() for client in clients))
         assert not wire._Pool._open
@@ -98,7 +104,9 @@ def test_every_dialect_is_written_as_it_is_read(name: str, install: Callable[...
 
     async def scenario() -> None:
         async with server_of({name: {"reward": 0.25}}) as url:
-            client: Any = registry.make(f"agentgym-{name}", {"url": url, "instructions": "", "test": "0-3"})
+            client: Any = registry.make(
+                f"agentgym-{name}", {"url": url, "instructions": "", "test": "0-3"}
+            )
             say = REPLIES.get(name, "Thought: x\nAction: {}").format
             assert (await client.reset("2")).text == "Say task c.\nNow."
             assert (await client.step(say("wait"))).observation == "step 1"
@@ -107,7 +115,11 @@ def test_every_dialect_is_written_as_it_is_read(name: str, install: Callable[...
             await client.reset("1")
             steps = [await client.step(say(text)) for text in ("wait", "task b")]
             assert [step.reward for step in steps] == [0.0, 0.25]
-            assert (steps[-1].observation, steps[-1].terminated, steps[-1].success) == ("step 2", True, True)
+            assert (steps[-1].observation, steps[-1].terminated, steps[-1].success) == (
+                "step 2",
+                True,
+                True,
+            )
             await client.close()
 
     asyncio.run(scenario())

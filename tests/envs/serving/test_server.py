@@ -47,9 +47,15 @@ def test_wrong_calls_are_refused_with_a_status_and_a_code() -> None:
         _, created = await call("create")
         episode = created["id"]
         assert refused(await call("step", {"id": episode, "text": "x"})) == (409, "no_episode")
-        assert refused(await call("reset", {"id": episode, "task_id": "nowhere"})) == (400, "unknown_task")
+        assert refused(await call("reset", {"id": episode, "task_id": "nowhere"})) == (
+            400,
+            "unknown_task",
+        )
         assert refused(await call("reset", {"id": episode, "task_id": 4})) == (400, "unknown_task")
-        assert refused(await call("reset", {"id": episode, "task_id": True})) == (400, "bad_request")
+        assert refused(await call("reset", {"id": episode, "task_id": True})) == (
+            400,
+            "bad_request",
+        )
         assert refused(await call("reset", {"id": episode + 1})) == (404, "unknown_episode")
         assert refused(await call("reset", {"id": "x"})) == (400, "bad_request")
         assert refused(await call("reset", [1])) == (400, "bad_request")
@@ -57,7 +63,11 @@ def test_wrong_calls_are_refused_with_a_status_and_a_code() -> None:
         await call("reset", {"id": episode, "task_id": 1})
         assert (await call("step", {"id": episode, "text": "task b"}))[1]["success"]
         assert refused(await call("step", {"id": episode, "text": "task b"})) == (409, "no_episode")
-        assert (await call("close", {"id": episode}))[0] == (await call("close", {"id": episode}))[0] == 200
+        assert (
+            (await call("close", {"id": episode}))[0]
+            == (await call("close", {"id": episode}))[0]
+            == 200
+        )
         assert refused(await call("step", {"id": episode, "text": "x"})) == (404, "unknown_episode")
 
     run(scenario)
@@ -101,7 +111,10 @@ def test_a_step_of_a_known_key_is_answered_and_not_taken() -> None:
         for key, observation in (("a", "step 2"), ("a", "step 2"), ("b", "step 3")):
             answer = await call("step", {"id": episode, "text": "x"}, Idempotency_Key=key)
             assert answer[1]["observation"] == observation
-        won = [await call("step", {"id": episode, "text": "task a"}, Idempotency_Key="c") for _ in range(2)]
+        won = [
+            await call("step", {"id": episode, "text": "task a"}, Idempotency_Key="c")
+            for _ in range(2)
+        ]
         assert won[0] == won[1]
 
     run(scenario)
@@ -150,10 +163,17 @@ def test_a_step_of_numpys_numbers_is_taken_and_one_that_is_none_breaks_its_episo
     async def scenario(call: Caller) -> None:
         one, other = await call.begin(), await call.begin()
         answer = (await call("step", {"id": one, "text": "numbers"}))[1]
-        assert (answer["observation"], answer["reward"], answer["success"]) == ("numbers", 0.5, True)
+        assert (answer["observation"], answer["reward"], answer["success"]) == (
+            "numbers",
+            0.5,
+            True,
+        )
         for text in ("no text", "no number"):
             await call("reset", {"id": one, "task_id": 0})
-            assert refused(await call("step", {"id": one, "text": text})) == (500, "environment_failed")
+            assert refused(await call("step", {"id": one, "text": text})) == (
+                500,
+                "environment_failed",
+            )
         assert (await call("step", {"id": other, "text": "x"}))[1]["observation"] == "step 1"
 
     run(scenario, workers=workers)
@@ -198,7 +218,9 @@ def test_health_metrics_and_tasks_are_answered() -> None:
         assert (await call.get("../../readyz"))[0] == 200
         await call("step", {"id": 5, "text": "x"})
         metrics = (await call.get("../../metrics"))[1]
-        assert 'horizonrl_served_refusals_total{env="world",reason="unknown_episode"} 1.0' in metrics
+        assert (
+            'horizonrl_served_refusals_total{env="world",reason="unknown_episode"} 1.0' in metrics
+        )
         assert "horizonrl_event_loop_lag_seconds" in metrics
         tasks = json.loads((await call.get("../tasks"))[1])
         assert tasks[2] == {"task_id": "task c", "split": "train", "category": "all", "number": 2}
@@ -227,7 +249,11 @@ def test_a_worker_that_dies_breaks_its_episodes_alone_and_is_replaced() -> None:
 def workers_of(parent: int) -> list[int]:
     """Return the workers among the living children of a process."""
     children = psutil.Process(parent).children()
-    return [child.pid for child in children if any("serving.worker" in part for part in command_line(child))]
+    return [
+        child.pid
+        for child in children
+        if any("serving.worker" in part for part in command_line(child))
+    ]
 
 
 def test_openenvs_websocket_plays_an_episode() -> None:
@@ -245,7 +271,11 @@ def test_openenvs_websocket_plays_an_episode() -> None:
             assert (await say("step", action="x"))["data"]["code"] == "no_episode"
             assert await say("reset", seed=3) == {
                 "type": "observation",
-                "data": {"observation": {"text": "Say task d.\nNow."}, "reward": None, "done": False},
+                "data": {
+                    "observation": {"text": "Say task d.\nNow."},
+                    "reward": None,
+                    "done": False,
+                },
             }
             assert (await say("dance"))["data"]["code"] == "bad_request"
             assert (await say("step", action="task d"))["data"] == {
@@ -284,16 +314,31 @@ def test_only_this_machine_may_call_unless_told_otherwise() -> None:
         ),
     ],
 )
-def test_asking_wrongly_is_one_clear_message(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_asking_wrongly_is_one_clear_message(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(argv) != 0
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.process
 def test_the_command_serves_until_sigterm() -> None:
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", "textcraft", "parity", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "horizonrl.ops.cli.main",
+        "envs",
+        "serve",
+        "textcraft",
+        "parity",
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(
-        [*command, "--textcraft.style", "compact"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*command, "--textcraft.style", "compact"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as server:
         assert server.stdout is not None
         addresses = [server.stdout.readline().split(": ")[1].strip() for _ in range(2)]

@@ -8,7 +8,14 @@ import pytest
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, NamesState, ToolCall, make_expert, state_digest, tool_user
+from horizonrl.envs.api import (
+    Environment,
+    NamesState,
+    ToolCall,
+    make_expert,
+    state_digest,
+    tool_user,
+)
 from horizonrl.envs.check import check
 from horizonrl.envs.worlds import delayed
 
@@ -68,7 +75,9 @@ def test_the_same_episode_has_the_same_delays_and_another_one_has_others(delays:
     assert delays_of("round-05", ["a", "b", "d"])[2] != first[2]
     assert not set(delays_of("round-06", ["a", "b", "c"])) & set(first)
     assert not set(delays_of("round-05", ["a", "b", "c"], seed=1)) & set(first)
-    assert delays_of("round-05", ["a", "b", "c"], seconds=2.0) == [pytest.approx(2 * each) for each in first]
+    assert delays_of("round-05", ["a", "b", "c"], seconds=2.0) == [
+        pytest.approx(2 * each) for each in first
+    ]
 
 
 def test_an_instance_that_is_reset_forgets_the_episode_before(delays: Delays) -> None:
@@ -144,11 +153,17 @@ def test_it_keeps_the_contract_of_environments_that_offer_tools() -> None:
         ({"env": "delayed"}, "cannot delay itself"),
         ({"env": "program"}, "drives itself"),
         ({"env": "parrity"}, "no environment 'parrity'; did you mean parity"),
-        ({"env": "parity", "seconds": -1}, r"option seconds: .*greater than or equal to 0 \(got -1\)"),
+        (
+            {"env": "parity", "seconds": -1},
+            r"option seconds: .*greater than or equal to 0 \(got -1\)",
+        ),
         ({"env": "parity", "sigma": -0.5}, r"option sigma: .*greater than or equal to 0"),
         ({"env": "parity", "seconds": float("inf")}, "option seconds: .*finite"),
         ({"env": "parity", "second": 1}, "no option 'second'; did you mean seconds"),
-        ({"env": "textcraft", "options": {"formt": "plain"}}, "environment 'textcraft' has no option 'formt'"),
+        (
+            {"env": "textcraft", "options": {"formt": "plain"}},
+            "environment 'textcraft' has no option 'formt'",
+        ),
     ],
 )
 def test_what_cannot_be_delayed_is_refused(options: dict[str, Any], message: str) -> None:

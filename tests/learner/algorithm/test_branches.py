@@ -25,7 +25,9 @@ KINDS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "re
 LINEAR_ONLY = ["gae", "vtrace", "dpo"]
 OPTIONS: list[dict[str, Any]] = [
     *({"kind": kind} for kind in KINDS),
-    *({"kind": kind, "kl": 0.1} for kind in KINDS if kind != "return"),  # a config refuses it: it clones what earned
+    *(
+        {"kind": kind, "kl": 0.1} for kind in KINDS if kind != "return"
+    ),  # a config refuses it: it clones what earned
     *(
         {"kind": kind, "credit": "turn", "discount": 0.9, "kl": kl}
         for kind in ("grpo", "dr_grpo", "reinforce_pp_baseline", "return")
@@ -44,7 +46,9 @@ def objective_of(kind: str, kl: float = 0.0, **options: Any) -> Objective:
 
 
 def traces_in(groups: list[Group]) -> list[Trace]:
-    return [trace for g, group in enumerate(groups) for e in group.episodes for trace in traces_of(e, g)]
+    return [
+        trace for g, group in enumerate(groups) for e in group.episodes for trace in traces_of(e, g)
+    ]
 
 
 def reference(group: int, episode: int, place: int, token: int) -> float:
@@ -57,7 +61,10 @@ def scores_of(traces: list[Trace], episodes: list[tuple[int, int]]) -> list[Scor
     for trace, (group, episode) in zip(traces, episodes, strict=True):
         places = trace.turns_L[trace.mask_L]
         tokens = [int((places[:n] == place).sum()) for n, place in enumerate(places)]
-        own = [reference(group, episode, int(place), token) for place, token in zip(places, tokens, strict=True)]
+        own = [
+            reference(group, episode, int(place), token)
+            for place, token in zip(places, tokens, strict=True)
+        ]
         zeros = np.zeros(len(own))
         made.append(Scores(zeros, np.array(own), zeros, zeros))
     return made
@@ -65,7 +72,9 @@ def scores_of(traces: list[Trace], episodes: list[tuple[int, int]]) -> list[Scor
 
 def owners(groups: list[Group]) -> list[tuple[int, int]]:
     """Return (group, episode) of each trace."""
-    return [(g, e.index) for g, group in enumerate(groups) for e in group.episodes for _ in traces_of(e)]
+    return [
+        (g, e.index) for g, group in enumerate(groups) for e in group.episodes for _ in traces_of(e)
+    ]
 
 
 # ---- the oracle: plain loops over the turns of the records, in order of time
@@ -82,10 +91,14 @@ def oracle(groups: list[Group], objective: Objective) -> dict[tuple[int, int, in
         turn = episode.turns[place]
         if not turn.trained:
             return [0.0] * len(turn.output_ids)
-        return [-beta * (m - reference(g, episode.index, place, i)) for i, m in enumerate(turn.logprobs)]
+        return [
+            -beta * (m - reference(g, episode.index, place, i)) for i, m in enumerate(turn.logprobs)
+        ]
 
     def earned(g: int, episode: Episode, kl: bool) -> list[float]:
-        return [turn.reward + kl * sum(penalties(g, episode, k)) for k, turn in enumerate(episode.turns)]
+        return [
+            turn.reward + kl * sum(penalties(g, episode, k)) for k, turn in enumerate(episode.turns)
+        ]
 
     def ahead(values: list[float], start: int) -> float:
         return float(sum(gamma**j * value for j, value in enumerate(values[start:])))
@@ -103,7 +116,9 @@ def oracle(groups: list[Group], objective: Objective) -> dict[tuple[int, int, in
                 if not turn.trained:
                     continue
                 own = ahead(rewards, k) if credit == "turn" else sum(rewards)
-                later = gamma * ahead([sum(penalties(g, episode, j)) for j in range(len(episode.turns))], k + 1)
+                later = gamma * ahead(
+                    [sum(penalties(g, episode, j)) for j in range(len(episode.turns))], k + 1
+                )
                 row = []
                 for i in range(len(turn.output_ids)):
                     rest = sum(penalties(g, episode, k)[i:]) + later
@@ -122,7 +137,10 @@ def oracle(groups: list[Group], objective: Objective) -> dict[tuple[int, int, in
                 made[g, episode.index, k] = [float(value) for value in row]
     if settings.kind.startswith("reinforce_pp"):
         flat = [value for row in made.values() for value in row]
-        made = {key: [(value - np.mean(flat)) / (np.std(flat) + 1e-6) for value in row] for key, row in made.items()}
+        made = {
+            key: [(value - np.mean(flat)) / (np.std(flat) + 1e-6) for value in row]
+            for key, row in made.items()
+        }
     return made
 
 
@@ -130,7 +148,10 @@ def oracle(groups: list[Group], objective: Objective) -> dict[tuple[int, int, in
 @settings(max_examples=20)
 @given(seed=seeds)
 def test_every_kind_equals_the_oracle(options: dict[str, Any], seed: int) -> None:
-    groups, objective = [branching_group(seed), branching_group(seed + 1, group_size=2)], objective_of(**options)
+    groups, objective = (
+        [branching_group(seed), branching_group(seed + 1, group_size=2)],
+        objective_of(**options),
+    )
     traces, theirs = traces_in(groups), oracle(groups, objective)
     made = estimates(traces, scores_of(traces, owners(groups)), objective)
     for trace, mine, (g, e) in zip(traces, made, owners(groups), strict=True):
@@ -142,11 +163,18 @@ def test_every_kind_equals_the_oracle(options: dict[str, Any], seed: int) -> Non
 @pytest.mark.parametrize("options", [option for option in OPTIONS if not option.get("kl")], ids=str)
 @settings(max_examples=20)
 @given(seed=seeds)
-def test_how_turns_are_spread_over_branches_changes_no_advantage(options: dict[str, Any], seed: int) -> None:
+def test_how_turns_are_spread_over_branches_changes_no_advantage(
+    options: dict[str, Any], seed: int
+) -> None:
     branched = branching_group(seed)
-    trained = [turn.model_copy(update={"trained": True}) for e in branched.episodes for turn in e.turns]
+    trained = [
+        turn.model_copy(update={"trained": True}) for e in branched.episodes for turn in e.turns
+    ]
     turns = iter(trained)
-    whole = [e.model_copy(update={"turns": tuple(next(turns) for _ in e.turns)}) for e in branched.episodes]
+    whole = [
+        e.model_copy(update={"turns": tuple(next(turns) for _ in e.turns)})
+        for e in branched.episodes
+    ]
     objective = objective_of(**options)
 
     def by_turn(episodes: list[Episode]) -> dict[tuple[int, int], float]:
@@ -166,9 +194,14 @@ def test_how_turns_are_spread_over_branches_changes_no_advantage(options: dict[s
 
 
 @pytest.mark.parametrize("subagents", [(0, 0, 0, 0), (3, 1, 0, 2), (9, 9, 9, 0), (0, 0, 0, 9)])
-def test_the_baseline_is_over_episodes_however_often_each_branches(subagents: tuple[int, ...]) -> None:
+def test_the_baseline_is_over_episodes_however_often_each_branches(
+    subagents: tuple[int, ...],
+) -> None:
     """Over rows it would move with the number of branches: 0.25 here for nine sub-agents of the failure alone."""
-    episodes = [fan_out(i, reward, n) for i, (reward, n) in enumerate(zip((1, 1, 1, 0), subagents, strict=True))]
+    episodes = [
+        fan_out(i, reward, n)
+        for i, (reward, n) in enumerate(zip((1, 1, 1, 0), subagents, strict=True))
+    ]
     traces = [(e, trace) for e in episodes for trace in traces_of(e)]
     assert len(traces) == 4 + sum(subagents)
     made = estimates([trace for _, trace in traces], None, objective_of("dr_grpo"))
@@ -180,7 +213,10 @@ def test_the_baseline_is_over_episodes_however_often_each_branches(subagents: tu
 def test_the_reward_of_a_turn_without_loss_counts_in_the_return() -> None:
     episode = fan_out(0, 1.0, 1)
     paid = episode.turns[1].model_copy(update={"trained": False, "reward": 2.0})
-    episodes = [episode.model_copy(update={"turns": (episode.turns[0], paid, episode.turns[2])}), fan_out(1, 0.0, 0)]
+    episodes = [
+        episode.model_copy(update={"turns": (episode.turns[0], paid, episode.turns[2])}),
+        fan_out(1, 0.0, 0),
+    ]
     traces = [trace for e in episodes for trace in traces_of(e)]
     assert len(traces) == 2
     made = estimates(traces, None, objective_of("dr_grpo"))
@@ -205,7 +241,9 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(seed: int) -> None
     group = branching_group(seed)
     rewards = [[turn.reward for turn in episode.turns] for episode in group.episodes]
     made = estimates(traces_in([group]), None, objective_of("grpo"))
-    assert has_signal(rewards, make_advantage()) == any(np.abs(e.advantages_N).max() > 1e-6 for e in made)
+    assert has_signal(rewards, make_advantage()) == any(
+        np.abs(e.advantages_N).max() > 1e-6 for e in made
+    )
 
 
 # ---- what a token counts
@@ -214,7 +252,9 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(seed: int) -> None
 @pytest.mark.parametrize("normalisation", ["token", "sequence", "prompt", "constant"])
 @settings(max_examples=20)
 @given(seed=seeds)
-def test_an_episode_weighs_the_same_however_often_it_branches(normalisation: str, seed: int) -> None:
+def test_an_episode_weighs_the_same_however_often_it_branches(
+    normalisation: str, seed: int
+) -> None:
     groups = [branching_group(seed), branching_group(seed + 1, group_size=2)]
     traces, owner = traces_in(groups), owners(groups)
     masked_episodes = {key for index, key in enumerate(dict.fromkeys(owner)) if index % 3 == 0}

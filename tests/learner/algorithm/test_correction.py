@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from horizonrl.common.config.objective import IcepopCorrection, Objective, SequenceCorrection, TokenCorrection
+from horizonrl.common.config.objective import (
+    IcepopCorrection,
+    Objective,
+    SequenceCorrection,
+    TokenCorrection,
+)
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.section import by_kind
 from horizonrl.common.errors import ConfigError
@@ -71,7 +76,9 @@ def ragged(draw: st.DrawFn) -> Ragged:
 
 
 def by_episode(batch: Ragged, values_N: Floats, reduced: Callable[[Floats], float]) -> Floats:
-    return np.array([reduced(values_N[batch.episodes_N == episode]) for episode in batch.episodes_N])
+    return np.array(
+        [reduced(values_N[batch.episodes_N == episode]) for episode in batch.episodes_N]
+    )
 
 
 def oracle_weights(batch: Ragged, log_N: Floats, objective: Objective) -> Floats:
@@ -83,7 +90,9 @@ def oracle_weights(batch: Ragged, log_N: Floats, objective: Objective) -> Floats
             return np.minimum(np.exp(by_episode(batch, log_N, np.sum)), settings.cap)
         case IcepopCorrection():
             low, high = settings.band
-            return np.array([math.exp(log) if low <= math.exp(log) <= high else 0.0 for log in log_N])
+            return np.array(
+                [math.exp(log) if low <= math.exp(log) <= high else 0.0 for log in log_N]
+            )
     return np.ones(len(log_N))
 
 
@@ -124,7 +133,9 @@ def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None =
         return -clipped(np.exp(by_episode(batch, still_log_N, np.mean)) * moved_N, 3e-4, 4e-4)
     if objective.loss.kind == "reinforce":
         return -oracle_weights(still, still_log_N, objective) * A * batch.logprobs_N
-    assert objective.loss.kind == "decoupled_ppo", f"write the formula of {objective.loss.kind} here"
+    assert objective.loss.kind == "decoupled_ppo", (
+        f"write the formula of {objective.loss.kind} here"
+    )
     alpha_N = np.array([(lag - 1) / lag if lag > 0 else 0.0 for lag in batch.lags_N])
     proximal_N = still.mu_N + alpha_N * still_log_N
     weight_N = oracle_weights(still, proximal_N - still.mu_N, objective)
@@ -150,20 +161,29 @@ def test_every_loss_equals_the_oracle(kind: str, weight: str | None, batch: Ragg
     assert_allclose(batch.loss(objective), oracle_loss(batch, objective), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("mask", ["geometric_band", "k3_max", "veto_band", "stale_negative_max", "all"])
+@pytest.mark.parametrize(
+    "mask", ["geometric_band", "k3_max", "veto_band", "stale_negative_max", "all"]
+)
 @given(batch=ragged())
 def test_every_mask_equals_the_oracle(mask: str, batch: Ragged) -> None:
     oracle = oracle_masks(batch)
     kept_N = np.logical_and.reduce(list(oracle.values())) if mask == "all" else oracle[mask]
     objective = objective_for("cispo", None, **MASKS if mask == "all" else {mask: MASKS[mask]})
-    assert_allclose(batch.loss(objective), np.where(kept_N, oracle_loss(batch, objective), 0), rtol=1e-9, atol=1e-12)
+    assert_allclose(
+        batch.loss(objective),
+        np.where(kept_N, oracle_loss(batch, objective), 0),
+        rtol=1e-9,
+        atol=1e-12,
+    )
     clipped_N = policy_clipped(torch.from_numpy(batch.logprobs_N), batch.known(), objective)
     assert clipped_N.tolist() == (~kept_N).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=ragged())
-def test_the_gradient_equals_finite_differences_with_the_stopped_parts_held(kind: str, batch: Ragged) -> None:
+def test_the_gradient_equals_finite_differences_with_the_stopped_parts_held(
+    kind: str, batch: Ragged
+) -> None:
     objective, step = objective_for(kind), 1e-6
     logprobs_N = torch.from_numpy(batch.logprobs_N.copy()).requires_grad_()
     policy_loss(logprobs_N, batch.known(), objective).sum().backward()
@@ -171,7 +191,11 @@ def test_the_gradient_equals_finite_differences_with_the_stopped_parts_held(kind
     for place in range(len(batch.logprobs_N)):
         nudge_N = step * (np.arange(len(batch.logprobs_N)) == place)
         sides = [
-            (oracle_loss(replace(batch, logprobs_N=batch.logprobs_N + sign * nudge_N), objective, batch)).sum()
+            (
+                oracle_loss(
+                    replace(batch, logprobs_N=batch.logprobs_N + sign * nudge_N), objective, batch
+                )
+            ).sum()
             for sign in (1, -1, 0)
         ]
         forward, backward = (sides[0] - sides[2]) / step, (sides[2] - sides[1]) / step
@@ -186,16 +210,24 @@ def test_the_gradient_equals_finite_differences_with_the_stopped_parts_held(kind
 def test_a_permutation_of_the_tokens_permutes_the_loss(kind: str, batch: Ragged, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(len(batch.mu_N))
     objective = objective_for(kind, "sequence", **MASKS)
-    assert_allclose(batch.taken(order).loss(objective), batch.loss(objective)[order], rtol=1e-9, atol=1e-12)
+    assert_allclose(
+        batch.taken(order).loss(objective), batch.loss(objective)[order], rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=ragged(), at=st.integers(0, 6))
 def test_a_split_between_episodes_changes_no_loss(kind: str, batch: Ragged, at: int) -> None:
     objective = objective_for(kind, "sequence", **MASKS)
-    parts = [batch.taken(np.flatnonzero(side)) for side in (batch.episodes_N < at, batch.episodes_N >= at)]
+    parts = [
+        batch.taken(np.flatnonzero(side))
+        for side in (batch.episodes_N < at, batch.episodes_N >= at)
+    ]
     assert_allclose(
-        np.concatenate([part.loss(objective) for part in parts]), batch.loss(objective), rtol=1e-9, atol=1e-12
+        np.concatenate([part.loss(objective) for part in parts]),
+        batch.loss(objective),
+        rtol=1e-9,
+        atol=1e-12,
     )
 
 
@@ -206,28 +238,52 @@ def logs(*ratios: float) -> torch.Tensor:
 def test_weights_by_hand() -> None:
     episodes_N = torch.tensor([0, 0, 1])
     assert c.token_truncation(logs(0.5, 4.0, 1.5), 2.0).tolist() == pytest.approx([0.5, 2.0, 1.5])
-    assert c.sequence_truncation(logs(2.0, 3.0, 1.5), episodes_N, 5.0).tolist() == pytest.approx([5.0, 5.0, 1.5])
+    assert c.sequence_truncation(logs(2.0, 3.0, 1.5), episodes_N, 5.0).tolist() == pytest.approx(
+        [5.0, 5.0, 1.5]
+    )
     assert c.icepop(logs(0.4, 6.0, 1.5), (0.5, 5.0)).tolist() == pytest.approx([0.0, 0.0, 1.5])
 
 
 def test_masks_by_hand() -> None:
     episodes_N = torch.tensor([0, 0, 1])
-    assert c.geometric_mask(logs(2.0, 0.5, 1.1), episodes_N, (0.99, 1.01)).tolist() == [True, True, False]
+    assert c.geometric_mask(logs(2.0, 0.5, 1.1), episodes_N, (0.99, 1.01)).tolist() == [
+        True,
+        True,
+        False,
+    ]
     assert c.k3_mask(logs(2.0, 0.5, 1.1), episodes_N, 1e-2).tolist() == [False, False, True]
-    assert c.veto_mask(logs(1e-5, 1.0, 1.0), episodes_N, (1e-4, 100.0)).tolist() == [False, False, True]
+    assert c.veto_mask(logs(1e-5, 1.0, 1.0), episodes_N, (1e-4, 100.0)).tolist() == [
+        False,
+        False,
+        True,
+    ]
     negative_N = torch.tensor([-1.0, -1.0, 1.0])
-    assert c.stale_negative_mask(logs(0.5, 0.5, 0.1), negative_N, episodes_N, 0.5).tolist() == [False, False, True]
+    assert c.stale_negative_mask(logs(0.5, 0.5, 0.1), negative_N, episodes_N, 0.5).tolist() == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_gspo_stops_a_whole_good_episode_that_has_gained_enough() -> None:
-    batch = Ragged(np.log([0.6, 0.2]), np.log([0.3, 0.2]), np.ones(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
+    batch = Ragged(
+        np.log([0.6, 0.2]),
+        np.log([0.3, 0.2]),
+        np.ones(2),
+        np.zeros(2, np.int64),
+        np.zeros(2, np.int64),
+    )
     assert batch.loss(objective_for("gspo")).tolist() == pytest.approx([-1.0004, -1.0004])
-    assert policy_clipped(torch.from_numpy(batch.logprobs_N), batch.known(), objective_for("gspo")).all()
+    assert policy_clipped(
+        torch.from_numpy(batch.logprobs_N), batch.known(), objective_for("gspo")
+    ).all()
 
 
 @pytest.mark.parametrize("turns", [(2, 2), (1, 4, 3)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_policy_every_token_is_pushed_by_its_own_advantage(kind: str, turns: tuple[int, ...]) -> None:
+def test_on_policy_every_token_is_pushed_by_its_own_advantage(
+    kind: str, turns: tuple[int, ...]
+) -> None:
     tokens, rng = sum(turns), np.random.default_rng(0)
     mu_N, zero_N = rng.uniform(-3, -0.1, tokens), np.zeros(tokens, np.int64)
     advantages_N = np.repeat(rng.normal(0, 1, len(turns)), turns)
@@ -239,28 +295,39 @@ def test_on_policy_every_token_is_pushed_by_its_own_advantage(kind: str, turns: 
 
 
 @given(batch=ragged())
-def test_with_one_advantage_an_episode_gspo_has_the_gradient_of_its_sequence_form(batch: Ragged) -> None:
+def test_with_one_advantage_an_episode_gspo_has_the_gradient_of_its_sequence_form(
+    batch: Ragged,
+) -> None:
     def gradient(loss: Callable[[torch.Tensor], torch.Tensor]) -> Floats:
         logprobs_N = torch.from_numpy(batch.logprobs_N.copy()).requires_grad_()
         return np.asarray(torch.autograd.grad(loss(logprobs_N).sum(), logprobs_N)[0].numpy())
 
     def of_sequences(logprobs_N: torch.Tensor) -> torch.Tensor:
-        s_N = c.episode_mean(logprobs_N - torch.from_numpy(batch.mu_N), torch.from_numpy(batch.episodes_N)).exp()
+        s_N = c.episode_mean(
+            logprobs_N - torch.from_numpy(batch.mu_N), torch.from_numpy(batch.episodes_N)
+        ).exp()
         A_N = torch.from_numpy(batch.advantages_N)
         return -torch.minimum(s_N * A_N, s_N.clamp(1 - 3e-4, 1 + 4e-4) * A_N)
 
-    by_token = gradient(lambda logprobs_N: policy_loss(logprobs_N, batch.known(), objective_for("gspo")))
+    by_token = gradient(
+        lambda logprobs_N: policy_loss(logprobs_N, batch.known(), objective_for("gspo"))
+    )
     assert_allclose(by_token, gradient(of_sequences), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("lag", [-1, 0, 1])
-def test_of_fresh_tokens_and_those_one_version_behind_the_proximal_policy_is_the_behaviour_policy(lag: int) -> None:
+def test_of_fresh_tokens_and_those_one_version_behind_the_proximal_policy_is_the_behaviour_policy(
+    lag: int,
+) -> None:
     zero = np.zeros(1, np.int64)
     one = Ragged(np.log([0.6]), np.log([0.3]), np.ones(1), zero + lag, zero)
     logprobs_N = torch.from_numpy(one.logprobs_N.copy()).requires_grad_()
     loss_N = policy_loss(logprobs_N, one.known(), objective_for("decoupled_ppo"))
     (gradient,) = torch.autograd.grad(loss_N.sum(), logprobs_N)
-    assert (loss_N.item(), gradient.item()) == (pytest.approx(-1.28), 0.0)  # ρ = 2 is clipped, and w is 1
+    assert (loss_N.item(), gradient.item()) == (
+        pytest.approx(-1.28),
+        0.0,
+    )  # ρ = 2 is clipped, and w is 1
     assert policy_clipped(logprobs_N, one.known(), objective_for("decoupled_ppo")).item()
 
 
@@ -290,8 +357,15 @@ def test_a_weight_on_a_ratio_that_has_it_already_is_refused(kind: str) -> None:
 
 def test_the_default_weight_follows_the_loss() -> None:
     weights = {kind: RunConfig.load([], ["--loss.kind", kind]).objective.weight for kind in KINDS}
-    assert weights == dict.fromkeys(KINDS) | dict.fromkeys(("reinforce", "decoupled_ppo"), TokenCorrection())
-    assert RunConfig.load([], ["--loss.kind", "reinforce", "--correction.kind", "none"]).objective.weight is None
+    assert weights == dict.fromkeys(KINDS) | dict.fromkeys(
+        ("reinforce", "decoupled_ppo"), TokenCorrection()
+    )
+    assert (
+        RunConfig.load(
+            [], ["--loss.kind", "reinforce", "--correction.kind", "none"]
+        ).objective.weight
+        is None
+    )
 
 
 def test_a_cap_below_the_clip_is_refused() -> None:
@@ -304,4 +378,6 @@ def test_a_cap_below_the_clip_is_refused() -> None:
 @pytest.mark.parametrize("band", ["[1.01, 0.99]", "[1.1, 2]", "[0.5, 0.9]", "[1, 1]"])
 def test_a_band_without_1_inside_is_refused(name: str, band: str) -> None:
     with pytest.raises(ConfigError, match="include 1, which is the ratio"):
-        RunConfig.load([], ["--loss.kind=reinforce", "--correction.kind=icepop", f"--correction.{name}", band])
+        RunConfig.load(
+            [], ["--loss.kind=reinforce", "--correction.kind=icepop", f"--correction.{name}", band]
+        )

@@ -8,7 +8,9 @@ from horizonrl.learner.algorithm.credit import optimal_token_baseline
 from tests.learner.sections import make_advantage
 
 
-def test_the_optimal_token_baseline_is_the_plain_mean_for_equal_paths_and_has_the_least_variance() -> None:
+def test_the_optimal_token_baseline_is_the_plain_mean_for_equal_paths_and_has_the_least_variance() -> (
+    None
+):
     returns = [np.full(3, reward) for reward in (1.0, 0.0, 0.0)]
     for energy in (0.0, 0.5):
         made = optimal_token_baseline(returns, [np.full(3, energy)] * 3)
@@ -28,7 +30,9 @@ def test_the_optimal_token_baseline_is_the_plain_mean_for_equal_paths_and_has_th
 
 def test_rounding_below_zero_gives_a_path_no_negative_weight() -> None:
     """1 − 2 π + Σ π² of a certain token is 0 up to float32's rounding, on either side."""
-    made = optimal_token_baseline([np.ones(1), np.zeros(1)], [np.full(1, -3e-6), np.full(1, 3.1e-6)])
+    made = optimal_token_baseline(
+        [np.ones(1), np.zeros(1)], [np.full(1, -3e-6), np.full(1, 3.1e-6)]
+    )
     assert_allclose(1.0 - made[0], 0.5, atol=0.05)
 
 
@@ -37,4 +41,6 @@ def test_equal_episodes_teach_nothing_although_their_turns_are_credited_apart() 
     assert not has_signal([[0.0, 1.0]] * 4, by_turn)
     assert has_signal([[0.0, 1.0]] * 3 + [[0.0, 0.0, 1.0]], by_turn)
     assert has_signal([[0.0, 1.0], [1.0, 0.0]], by_turn)
-    assert has_signal([[], [], [1.0, 0.0]], by_turn), "an episode may have ended before its first turn"
+    assert has_signal([[], [], [1.0, 0.0]], by_turn), (
+        "an episode may have ended before its first turn"
+    )

@@ -12,7 +12,13 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from horizonrl.common.config.objective import Objective, PpoLoss
-from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, LossInputs, imitation_loss, policy_clipped, policy_loss
+from horizonrl.learner.algorithm.loss import (
+    KL_ESTIMATORS,
+    LossInputs,
+    imitation_loss,
+    policy_clipped,
+    policy_loss,
+)
 from horizonrl.learner.engine.model.model import ScorerOutput
 from horizonrl.learner.engine.objective import LossStats, loss_stats, token_loss
 from tests.learner.knowns import known
@@ -54,7 +60,12 @@ def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor,
     return double[0].requires_grad_(), known(double[1], double[2], lags_N, torch.arange(len(rows)))
 
 
-def one(logprob: float, mu: float, advantage: float, settings: PpoLoss = make_loss()) -> tuple[float, float]:  # noqa: B008
+PPO = make_loss()
+
+
+def one(
+    logprob: float, mu: float, advantage: float, settings: PpoLoss = PPO
+) -> tuple[float, float]:
     """Return loss and gradient of one token."""
     logprobs_N, tokens_known = columns([(logprob, mu, advantage, True)])
     loss_N = policy_loss(logprobs_N, tokens_known, Objective(loss=settings))
@@ -64,7 +75,9 @@ def one(logprob: float, mu: float, advantage: float, settings: PpoLoss = make_lo
 
 
 @given(tokens, settings_of)
-def test_the_ppo_loss_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: PpoLoss) -> None:
+def test_the_ppo_loss_equals_the_oracle(
+    rows: list[tuple[float, float, float, bool]], settings: PpoLoss
+) -> None:
     logprobs_N, tokens_known = columns(rows)
     oracle_N = [oracle_loss(logprob, mu, advantage, settings) for logprob, mu, advantage, _ in rows]
     loss_N = policy_loss(logprobs_N, tokens_known, Objective(loss=settings))
@@ -83,7 +96,9 @@ def test_the_gradient_equals_finite_differences_away_from_kinks(
     above, below = (oracle_loss(logprob + sign * step, mu, advantage, settings) for sign in (1, -1))
     truncated = settings.cap is not None and math.exp(logprob - mu) > settings.cap
     if not truncated:  # a truncated token keeps its gradient on purpose
-        assert one(logprob, mu, advantage, settings)[1] == pytest.approx((above - below) / (2 * step), abs=1e-4)
+        assert one(logprob, mu, advantage, settings)[1] == pytest.approx(
+            (above - below) / (2 * step), abs=1e-4
+        )
 
 
 @given(tokens, settings_of)
@@ -129,12 +144,17 @@ def test_a_bad_token_that_has_gained_is_pushed_back_with_its_ratio() -> None:
 
 def test_the_dual_clip_bounds_what_a_bad_token_may_do() -> None:
     assert one(math.log(0.5), math.log(0.1), -1.0) == (pytest.approx(3.0), 0.0)
-    assert one(math.log(0.5), math.log(0.1), -1.0, make_loss(dual_clip=None))[1] == pytest.approx(5.0)
+    assert one(math.log(0.5), math.log(0.1), -1.0, make_loss(dual_clip=None))[1] == pytest.approx(
+        5.0
+    )
 
 
 def test_a_truncated_token_weighs_as_much_as_the_cap() -> None:
     settings = make_loss(dual_clip=None, cap=2.0)
-    assert one(math.log(0.5), math.log(0.1), -1.0, settings) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert one(math.log(0.5), math.log(0.1), -1.0, settings) == (
+        pytest.approx(2.0),
+        pytest.approx(2.0),
+    )
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -157,11 +177,15 @@ def tally_from(rows: list[tuple[float, float, float, bool]], settings: PpoLoss) 
     logprobs_N, tokens_known = columns(rows)
     output = ScorerOutput(logprobs_N, -logprobs_N.detach(), *torch.zeros(2, len(rows)))
     objective = Objective(loss=settings)
-    return LossStats.total([loss_stats(token_loss(output, tokens_known, objective), output, tokens_known, objective)])
+    return LossStats.total(
+        [loss_stats(token_loss(output, tokens_known, objective), output, tokens_known, objective)]
+    )
 
 
 @given(tokens, settings_of)
-def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: PpoLoss) -> None:
+def test_the_tally_equals_the_oracle(
+    rows: list[tuple[float, float, float, bool]], settings: PpoLoss
+) -> None:
     stats = tally_from(rows, settings)
     table: NDArray[np.float64] = np.array(rows, dtype=np.float64)
     log_ratio_N = (table[:, 0] - table[:, 1]).clip(-20, 20)
@@ -171,7 +195,9 @@ def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]
         "tokens": len(rows),
         "compared": len(rows),
         "entropy": -table[:, 0].sum(),
-        "loss": sum(oracle_loss(logprob, mu, advantage, settings) for logprob, mu, advantage, _ in rows),
+        "loss": sum(
+            oracle_loss(logprob, mu, advantage, settings) for logprob, mu, advantage, _ in rows
+        ),
         "kl": (ratio_N - 1 - log_ratio_N).sum(),
         "gap": gap_N.sum(),
         "fresh": fresh_N.sum(),
@@ -197,13 +223,17 @@ def test_tallies_add_up_like_their_tokens(
     settings: PpoLoss,
 ) -> None:
     parts = tally_from(first, settings) + tally_from(second, settings) + LossStats()
-    assert_allclose(astuple(parts), astuple(tally_from(first + second, settings)), rtol=1e-9, atol=1e-9)
+    assert_allclose(
+        astuple(parts), astuple(tally_from(first + second, settings)), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_an_empty_micro_batch_adds_nothing() -> None:
     nothing = torch.empty(0)
     tokens_known = known(nothing, nothing, nothing, nothing.long())
-    stats = LossStats.total([loss_stats(nothing, ScorerOutput(*[nothing] * 4), tokens_known, Objective())])
+    stats = LossStats.total(
+        [loss_stats(nothing, ScorerOutput(*[nothing] * 4), tokens_known, Objective())]
+    )
     assert stats == LossStats()
 
 
@@ -211,24 +241,36 @@ def test_demonstrations_are_cloned_and_compared_with_no_behaviour_policy() -> No
     output = ScorerOutput(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.5]), *torch.zeros(2, 2))
     zero = torch.zeros(2)
     experts = known(zero, zero + 5, zero, zero.long(), demo_N=torch.tensor([True, True]))
-    stats = LossStats.total([loss_stats(token_loss(output, experts, Objective()), output, experts, Objective())])
+    stats = LossStats.total(
+        [loss_stats(token_loss(output, experts, Objective()), output, experts, Objective())]
+    )
     assert (stats.tokens, stats.loss, stats.entropy, stats.compared) == (2, 4, 1, 0)
     assert math.isnan(stats.ess) and stats.kl == stats.gap == stats.importance == 0
 
 
 @pytest.mark.parametrize("estimator", KL_ESTIMATORS)
 @given(st.lists(st.tuples(st.floats(-5, 0), st.floats(-5, 0)), min_size=1))
-def test_the_estimators_of_a_kl_equal_their_formulas(estimator: str, pairs: list[tuple[float, float]]) -> None:
+def test_the_estimators_of_a_kl_equal_their_formulas(
+    estimator: str, pairs: list[tuple[float, float]]
+) -> None:
     logprobs_N, reference_N = torch.tensor(pairs, dtype=torch.float64).T
     log_ratio_N = logprobs_N.numpy() - reference_N.numpy()
-    oracle = {"k1": log_ratio_N, "k2": log_ratio_N**2 / 2, "k3": np.exp(-log_ratio_N) - 1 + log_ratio_N}
-    assert_allclose(KL_ESTIMATORS[estimator](logprobs_N, reference_N), oracle[estimator], atol=1e-12)
+    oracle = {
+        "k1": log_ratio_N,
+        "k2": log_ratio_N**2 / 2,
+        "k3": np.exp(-log_ratio_N) - 1 + log_ratio_N,
+    }
+    assert_allclose(
+        KL_ESTIMATORS[estimator](logprobs_N, reference_N), oracle[estimator], atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("log_q", [-90.0, -20.5, -1.0, 0.0, 3.0, 19.9, 20.5, 60.0])
 def test_k3_as_a_loss_draws_the_policy_to_the_reference_however_far(log_q: float) -> None:
     def oracle(log_q: float) -> float:
-        q = math.exp(log_q) if log_q <= 20 else math.exp(20.0) * (log_q - 19.0)  # its tangent from 20 on
+        q = (
+            math.exp(log_q) if log_q <= 20 else math.exp(20.0) * (log_q - 19.0)
+        )  # its tangent from 20 on
         return q - 1 - log_q
 
     logprobs_N = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
@@ -240,14 +282,21 @@ def test_k3_as_a_loss_draws_the_policy_to_the_reference_however_far(log_q: float
     assert np.sign(gradient.item()) == -np.sign(log_q)
 
 
-@given(st.lists(st.floats(-3, 3), min_size=2, max_size=6), st.lists(st.floats(-3, 3), min_size=2, max_size=6))
+@given(
+    st.lists(st.floats(-3, 3), min_size=2, max_size=6),
+    st.lists(st.floats(-3, 3), min_size=2, max_size=6),
+)
 def test_k2_has_the_gradient_of_the_kl_on_average(mine: list[float], other: list[float]) -> None:
     V = min(len(mine), len(other))
     logits = torch.tensor(mine[:V], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor(other[:V], dtype=torch.float64).log_softmax(-1)
     logprobs = logits.log_softmax(-1)
-    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
-    (sampled,) = torch.autograd.grad((logprobs.exp().detach() * KL_ESTIMATORS["k2"](logprobs, reference)).sum(), logits)
+    (exact,) = torch.autograd.grad(
+        (logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True
+    )
+    (sampled,) = torch.autograd.grad(
+        (logprobs.exp().detach() * KL_ESTIMATORS["k2"](logprobs, reference)).sum(), logits
+    )
     assert_allclose(sampled, exact, atol=1e-9)
 
 

@@ -22,7 +22,9 @@ from tests.learner.algorithm.test_advantage import trace
 from tests.records import make_episode, make_turn
 
 Package = Callable[[str], str]
-HALVED = "def f(logprobs_N, inputs, options): return logprobs_N * options['by'], {'seen': -logprobs_N}"
+HALVED = (
+    "def f(logprobs_N, inputs, options): return logprobs_N * options['by'], {'seen': -logprobs_N}"
+)
 
 
 @pytest.fixture
@@ -39,7 +41,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     return write
 
 
-def test_a_loss_gets_its_options_and_its_numbers_are_means_over_sampled_tokens(package: Package) -> None:
+def test_a_loss_gets_its_options_and_its_numbers_are_means_over_sampled_tokens(
+    package: Package,
+) -> None:
     keys = [f"--loss.kind={package(HALVED)}:f", "--loss.by=0.5", "--loss.epochs=2"]
     objective = RunConfig.load([], keys).objective
     assert isinstance(objective.loss, OwnLoss) and objective.loss.options == {"by": 0.5}
@@ -49,7 +53,9 @@ def test_a_loss_gets_its_options_and_its_numbers_are_means_over_sampled_tokens(p
     experts = replace(inputs, demo_N=torch.tensor([True, False]))
 
     def row(values: list[float], inputs: object) -> Tensor:
-        return loss_stats(zeros_N, ScorerOutput(torch.tensor(values), *[zeros_N] * 3), inputs, objective)  # type: ignore[arg-type]
+        return loss_stats(
+            zeros_N, ScorerOutput(torch.tensor(values), *[zeros_N] * 3), inputs, objective
+        )  # type: ignore[arg-type]
 
     stats = LossStats.total([row([-1.0, -2.0], inputs), row([-100.0, -3.0], experts)])
     names = number_names(objective, two_tokens)
@@ -87,11 +93,23 @@ def test_a_correction_weighs_and_a_reward_replaces(package: Package) -> None:
         ("def g(a, b, c): return a", r"py has no function 'f'"),
         ("import nowhere_at_all", r"cannot be imported: ModuleNotFoundError: .*\(.*\.py:1\)"),
         ("\n1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*\.py:2\)"),
-        ("def f(a, b): return a", r"called as f\(logprobs_N, inputs, options\): too many .* \(.*\.py:1\)"),
-        ("\ndef f(a, b, c): return a / 0 * 0", r"returned what is not finite: .* 2 tokens \(.*\.py:2\)"),
-        ("def f(a, b, c): return a[:1]", r"returned what is tensor.*: return a finite tensor .*\(.*\.py:1\)"),
+        (
+            "def f(a, b): return a",
+            r"called as f\(logprobs_N, inputs, options\): too many .* \(.*\.py:1\)",
+        ),
+        (
+            "\ndef f(a, b, c): return a / 0 * 0",
+            r"returned what is not finite: .* 2 tokens \(.*\.py:2\)",
+        ),
+        (
+            "def f(a, b, c): return a[:1]",
+            r"returned what is tensor.*: return a finite tensor .*\(.*\.py:1\)",
+        ),
         ("def f(a, b, c): return a, {'x': a.mean()}", r"number 'x', returned .*\(.*\.py:1\)"),
-        ("def f(a, b, c):\n    return c['epsilon']", r"fails with two tokens: KeyError: 'epsilon' \(.*\.py:2\)"),
+        (
+            "def f(a, b, c):\n    return c['epsilon']",
+            r"fails with two tokens: KeyError: 'epsilon' \(.*\.py:2\)",
+        ),
     ],
 )
 def test_an_error_names_the_file_and_the_line(package: Package, text: str, message: str) -> None:

@@ -25,9 +25,12 @@ RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 def group_of(*episodes: list[float], env_id: str = "textcraft", kind: Kind = Kind.TRAIN) -> Group:
     """Return a group with an episode for each list of its turns' rewards."""
     made = tuple(
-        make_episode(index, *(make_turn(reward=reward) for reward in rewards)) for index, rewards in enumerate(episodes)
+        make_episode(index, *(make_turn(reward=reward) for reward in rewards))
+        for index, rewards in enumerate(episodes)
     )
-    ticket = make_ticket(kind=kind, group_size=len(made)).model_copy(update={"task": Task(env_id=env_id, task_id="a")})
+    ticket = make_ticket(kind=kind, group_size=len(made)).model_copy(
+        update={"task": Task(env_id=env_id, task_id="a")}
+    )
     return make_group(rewards=[0.0]).model_copy(update={"ticket": ticket, "episodes": made})
 
 
@@ -55,13 +58,20 @@ def test_success_as_the_reward_forgets_partial_scores_and_losses() -> None:
     solved = make_episode(0, make_turn(reward=0.5), make_turn(reward=0.25))
     settings = EnvironmentReward(kind="success")
     assert shaped(solved, settings) == [0.0, 1.0] and shaped(failed, settings) == [0.0, 0.0]
-    assert shaped(solved, EnvironmentReward(kind="success", turn_cost=0.1)) == pytest.approx([-0.1, 0.9])
+    assert shaped(solved, EnvironmentReward(kind="success", turn_cost=0.1)) == pytest.approx(
+        [-0.1, 0.9]
+    )
 
 
-def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_success_is_the_reward() -> None:
+def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_success_is_the_reward() -> (
+    None
+):
     rules = replace(RULES, reward=EnvironmentReward(kind="success"))
     partial = group_of([-0.5], [-1.0])
-    assert collected(RULES, partial).pending.admitted and not collected(rules, partial).pending.admitted
+    assert (
+        collected(RULES, partial).pending.admitted
+        and not collected(rules, partial).pending.admitted
+    )
     solved, failed = collected(rules, group_of([0.5, 0.25], [-1.0])).batch(1).traces
     assert (solved.rewards_L.sum(), failed.rewards_L.sum()) == (1.0, 0.0)
 
@@ -69,20 +79,28 @@ def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_succes
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["a", "b"]), st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=3), min_size=2)
+            st.sampled_from(["a", "b"]),
+            st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=3), min_size=2),
         ),
         min_size=1,
         max_size=4,
     ),
     st.sampled_from(["rloo", "gae"]),
 )
-def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list[list[float]]]], kind: str) -> None:
+def test_returns_are_scaled_within_their_environment(
+    drawn: list[tuple[str, list[list[float]]]], kind: str
+) -> None:
     groups = [group_of(*episodes, env_id=env_id) for env_id, episodes in drawn]
     advantage = make_advantage(kind=kind)
     rewards = batch_rewards(groups, EnvironmentReward(normalisation="environment"), advantage)
     for env_id in {env_id for env_id, _ in drawn}:
         before = np.array([sum(e) for env, episodes in drawn for e in episodes if env == env_id])
-        after = [sum(e) for (env, _), episodes in zip(drawn, rewards, strict=True) for e in episodes if env == env_id]
+        after = [
+            sum(e)
+            for (env, _), episodes in zip(drawn, rewards, strict=True)
+            for e in episodes
+            if env == env_id
+        ]
         mean = before.mean() if kind == "gae" else 0.0
         scale = before.std() + 1e-6 if before.std() > 1e-6 else 1.0
         assert after == pytest.approx((before - mean) / scale, rel=1e-6, abs=1e-3)
@@ -90,13 +108,17 @@ def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list
 
 def test_every_return_from_a_turn_on_loses_the_mean() -> None:
     settings = EnvironmentReward(normalisation="environment")
-    (rewards,) = batch_rewards([group_of([1.0, 3.0], [0.0, 0.0])], settings, make_advantage(kind="gae"))
+    (rewards,) = batch_rewards(
+        [group_of([1.0, 3.0], [0.0, 0.0])], settings, make_advantage(kind="gae")
+    )
     assert np.cumsum(rewards[0][::-1])[::-1] == pytest.approx([(4 - 2) / 2, (3 - 2) / 2], rel=1e-5)
 
 
 def test_equal_returns_leave_the_rewards_of_single_turns_as_small_as_they_were() -> None:
     settings = EnvironmentReward(normalisation="environment", turn_cost=0.01)
-    (rewards,) = batch_rewards([group_of([0.0] * 10, [0.0] * 10)], settings, make_advantage(kind="gae"))
+    (rewards,) = batch_rewards(
+        [group_of([0.0] * 10, [0.0] * 10)], settings, make_advantage(kind="gae")
+    )
     assert rewards[0][:-1] == pytest.approx([-0.01] * 9) and sum(rewards[0]) == pytest.approx(0.0)
 
 
@@ -104,14 +126,21 @@ def test_demonstrations_keep_their_rewards_and_scale_nothing() -> None:
     groups = [group_of([9.0], kind=Kind.DEMO), group_of([1.0], [0.0])]
     settings = EnvironmentReward(normalisation="environment", turn_cost=0.5)
     rewards = batch_rewards(groups, settings, make_advantage(kind="reinforce_pp"))
-    assert rewards[0] == [[9.0]] and rewards[1] == [[pytest.approx(1.0, rel=1e-5)], [pytest.approx(-1.0, rel=1e-5)]]
+    assert rewards[0] == [[9.0]] and rewards[1] == [
+        [pytest.approx(1.0, rel=1e-5)],
+        [pytest.approx(-1.0, rel=1e-5)],
+    ]
 
 
 def collected(rules: Rules, *groups: Group) -> Collector:
     collector = Collector(rules, TicketAccounts())
     for sequence, group in enumerate(groups, 1):
-        numbered = group.model_copy(update={"ticket": group.ticket.model_copy(update={"number": sequence})})
-        collector.consume(Entry(sequence=sequence, record=numbered), LearnerPosition(version=1, phase=Phase.RL))
+        numbered = group.model_copy(
+            update={"ticket": group.ticket.model_copy(update={"number": sequence})}
+        )
+        collector.consume(
+            Entry(sequence=sequence, record=numbered), LearnerPosition(version=1, phase=Phase.RL)
+        )
     return collector
 
 
@@ -120,16 +149,30 @@ def test_with_a_cost_of_turns_a_shorter_way_to_the_same_reward_is_a_difference()
     assert not collected(RULES, group).pending.admitted
     costly = replace(RULES, reward=EnvironmentReward(turn_cost=0.1))
     (long, short) = collected(costly, group).batch(1).traces[::-1]
-    assert short.rewards_L.sum() == pytest.approx(0.9) and long.rewards_L.sum() == pytest.approx(0.8)
+    assert short.rewards_L.sum() == pytest.approx(0.9) and long.rewards_L.sum() == pytest.approx(
+        0.8
+    )
 
 
 def test_an_environment_and_demonstrations_have_their_weight_in_rl() -> None:
     rules = replace(RULES, loss_weights={"maze": 3.0}, demo_weight=0.5, demos_in_rl=True)
-    groups = group_of([1.0], [0.0], env_id="maze"), group_of([1.0], [0.0]), group_of([1.0], kind=Kind.DEMO)
-    assert [trace.weight for trace in collected(rules, *groups).batch(1).traces] == [3.0, 3.0, 1.0, 1.0, 0.5]
+    groups = (
+        group_of([1.0], [0.0], env_id="maze"),
+        group_of([1.0], [0.0]),
+        group_of([1.0], kind=Kind.DEMO),
+    )
+    assert [trace.weight for trace in collected(rules, *groups).batch(1).traces] == [
+        3.0,
+        3.0,
+        1.0,
+        1.0,
+        0.5,
+    ]
     imitation = Collector(rules, TicketAccounts())
     demo = group_of([1.0], env_id="maze", kind=Kind.DEMO)
-    imitation.consume(Entry(sequence=1, record=demo), LearnerPosition(version=0, phase=Phase.IMITATION))
+    imitation.consume(
+        Entry(sequence=1, record=demo), LearnerPosition(version=0, phase=Phase.IMITATION)
+    )
     assert [trace.weight for trace in imitation.batch(0).traces] == [3.0]
 
 
@@ -141,11 +184,17 @@ def test_a_weight_that_is_not_used_leaves_the_digest_of_a_batch_as_it_was() -> N
 
 
 def test_a_trace_has_the_states_of_its_turns_where_the_advantage_asks_for_them() -> None:
-    turns = [make_turn(reward=reward).model_copy(update={"state": state}) for state, reward in (("a", 0.0), ("b", 1.0))]
+    turns = [
+        make_turn(reward=reward).model_copy(update={"state": state})
+        for state, reward in (("a", 0.0), ("b", 1.0))
+    ]
     group = group_of([0.0], [0.0])
     group = group.model_copy(update={"episodes": (make_episode(0, *turns), group.episodes[1])})
     asking = replace(RULES, advantage=make_advantage(state_weight=1.0))
-    assert [trace.states for trace in collected(asking, group).batch(1).traces] == [("a", "b"), ("",)]
+    assert [trace.states for trace in collected(asking, group).batch(1).traces] == [
+        ("a", "b"),
+        ("",),
+    ]
     assert [trace.states for trace in collected(RULES, group).batch(1).traces] == [(), ()]
 
 
@@ -154,7 +203,9 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
     rules = replace(RULES, advantage=make_advantage(kind=kind))
     assert rules.differs(group_of([1.0], [0.0]))
     assert not rules.differs(group_of([1.0], [1.0]))
-    assert not rules.differs(group_of([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])), "equal but for their last bits"
+    assert not rules.differs(group_of([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])), (
+        "equal but for their last bits"
+    )
     costly = replace(rules, reward=EnvironmentReward(turn_cost=0.1))
     assert not costly.differs(group_of([1.0], [0.0, 1.0])), "both solve it, one in more turns"
 
@@ -177,7 +228,10 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
             ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.place=reward"],
             "reference.kl with place reward may make a return negative",
         ),
-        (["--advantage.kind=return", "--reward.turn_cost=0.1"], "and reward.turn_cost may make a return negative"),
+        (
+            ["--advantage.kind=return", "--reward.turn_cost=0.1"],
+            "and reward.turn_cost may make a return negative",
+        ),
         (
             ["--advantage.kind=return", "--reference.kl=0.1", "--reference.place=reward"],
             "without end, and reference.kl with place reward may make a return negative",
@@ -185,8 +239,14 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
         (["--rl.demo_weight=0.5"], "set demos_per_step"),
         (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),
         (["--loss.kl_max=0.1"], "a batch makes a single update"),
-        (["--advantage.critic_warmup_steps=3"], r"no such key of advantage\.kind grpo: it belongs to gae, vtrace"),
-        (["--advantage.credit=turn", "--advantage.state_weight=1"], "the returns of whole episodes"),
+        (
+            ["--advantage.critic_warmup_steps=3"],
+            r"no such key of advantage\.kind grpo: it belongs to gae, vtrace",
+        ),
+        (
+            ["--advantage.credit=turn", "--advantage.state_weight=1"],
+            "the returns of whole episodes",
+        ),
     ],
 )
 def test_what_contradicts_itself_or_does_nothing_is_refused(keys: list[str], message: str) -> None:

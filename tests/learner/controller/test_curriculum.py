@@ -6,17 +6,27 @@ from hypothesis import strategies as st
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Kind
-from horizonrl.learner.controller.curriculum import MAX_BLOCK, Curriculum, TaskSource, permuted, quotas
+from horizonrl.learner.controller.curriculum import (
+    MAX_BLOCK,
+    Curriculum,
+    TaskSource,
+    permuted,
+    quotas,
+)
 
 CRAFT = TaskSource("textcraft", tuple(f"craft{n}" for n in range(7)), 3.0)
 GRID = TaskSource("babyai", tuple(f"grid{n}" for n in range(4)), 1.0)
 
 
 @given(st.integers(0, 5), st.lists(st.integers(0, 200), min_size=1, max_size=20))
-def test_a_task_depends_on_seed_and_number_alone_not_on_what_was_asked_before(seed: int, numbers: list[int]) -> None:
+def test_a_task_depends_on_seed_and_number_alone_not_on_what_was_asked_before(
+    seed: int, numbers: list[int]
+) -> None:
     asked_in_turn = Curriculum(seed, [CRAFT, GRID])
     for number in numbers:
-        assert asked_in_turn.draw(Kind.TRAIN, number) == Curriculum(seed, [CRAFT, GRID]).draw(Kind.TRAIN, number)
+        assert asked_in_turn.draw(Kind.TRAIN, number) == Curriculum(seed, [CRAFT, GRID]).draw(
+            Kind.TRAIN, number
+        )
 
 
 def test_each_task_comes_once_before_any_comes_twice() -> None:
@@ -38,7 +48,10 @@ def test_each_task_of_each_environment_comes_once_an_epoch_wherever_the_blocks_e
     curriculum = Curriculum(3, [CRAFT, GRID])
     drawn = [curriculum.draw(Kind.TRAIN, number)[0] for number in range(4_000)]
     for source in (CRAFT, GRID):
-        tasks, count = [task.task_id for task in drawn if task.env_id == source.env_id], len(source.task_ids)
+        tasks, count = (
+            [task.task_id for task in drawn if task.env_id == source.env_id],
+            len(source.task_ids),
+        )
         epochs = [tasks[first : first + count] for first in range(0, len(tasks) - count + 1, count)]
         assert all(sorted(epoch) == sorted(source.task_ids) for epoch in epochs)
 
@@ -54,12 +67,18 @@ def test_each_task_of_each_environment_comes_once_an_epoch_wherever_the_blocks_e
         ([5.0, 1e-9], (1000, 1)),
     ],
 )
-def test_every_block_holds_each_environment_by_its_weight(weights: list[float], shares: tuple[int, ...]) -> None:
+def test_every_block_holds_each_environment_by_its_weight(
+    weights: list[float], shares: tuple[int, ...]
+) -> None:
     assert quotas(weights) == shares
-    curriculum = Curriculum(0, [TaskSource(f"env{n}", ("task",), weight) for n, weight in enumerate(weights)])
+    curriculum = Curriculum(
+        0, [TaskSource(f"env{n}", ("task",), weight) for n, weight in enumerate(weights)]
+    )
     size = sum(shares)
     for block in (0, 1, 10**9):
-        drawn = Counter(curriculum.draw(Kind.TRAIN, block * size + place)[0].env_id for place in range(size))
+        drawn = Counter(
+            curriculum.draw(Kind.TRAIN, block * size + place)[0].env_id for place in range(size)
+        )
         assert drawn == {f"env{n}": share for n, share in enumerate(shares)}
 
 
@@ -80,13 +99,18 @@ def test_a_permutation_takes_each_place_once(count: int, key: str) -> None:
 def test_the_draws_are_the_same_in_every_process_and_version() -> None:
     """A change of these is told in the changelog: a run that resumes goes on with other tasks."""
     curriculum = Curriculum(7, [CRAFT, GRID])
-    drawn = [curriculum.draw(Kind.TRAIN, number)[0].task_id for number in (*range(6), 15_000_000, 10**9, 2**53 - 1)]
+    drawn = [
+        curriculum.draw(Kind.TRAIN, number)[0].task_id
+        for number in (*range(6), 15_000_000, 10**9, 2**53 - 1)
+    ]
     assert drawn == "craft4 grid2 craft3 craft1 grid3 craft2 craft6 craft2 craft3".split()
 
 
 def test_a_source_of_other_kinds_changes_no_draw() -> None:
     demos = TaskSource("transcripts", ("a", "b"), 5.0, (Kind.DEMO,))
     alone, beside = Curriculum(0, [CRAFT, GRID]), Curriculum(0, [CRAFT, demos, GRID])
-    assert [alone.draw(Kind.TRAIN, n) for n in range(100)] == [beside.draw(Kind.TRAIN, n) for n in range(100)]
+    assert [alone.draw(Kind.TRAIN, n) for n in range(100)] == [
+        beside.draw(Kind.TRAIN, n) for n in range(100)
+    ]
     with pytest.raises(ConfigError, match="no environment has 'eval' among its kinds"):
         Curriculum(0, [demos]).draw(Kind.EVAL, 0)

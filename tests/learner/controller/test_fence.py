@@ -15,7 +15,14 @@ from horizonrl.common.service import _leaves
 from horizonrl.common.types import Kind
 from horizonrl.learner.controller.fence import ControllerFence
 from horizonrl.learner.controller.main import build_controller
-from tests.learner.controller.test_loop import CONFIG, SETTINGS, SOURCES, controller_on, issued_after, rl
+from tests.learner.controller.test_loop import (
+    CONFIG,
+    SETTINGS,
+    SOURCES,
+    controller_on,
+    issued_after,
+    rl,
+)
 from tests.learner.loop.test_fence import SlowTransport
 
 FORMER = RunConfig.load([], [*SETTINGS, "--rollout.group_size=3"])
@@ -99,11 +106,16 @@ def test_a_controller_sets_its_recipe_again_if_the_broker_has_lost_it(loss: str)
 def test_of_two_controllers_that_lost_the_key_together_one_goes_on() -> None:
     async def scenario() -> None:
         server = MemoryServer()
-        fences = [ControllerFence(MemoryTransport(server, "run"), config.settings) for config in (FORMER, CONFIG)]
+        fences = [
+            ControllerFence(MemoryTransport(server, "run"), config.settings)
+            for config in (FORMER, CONFIG)
+        ]
         for fence in fences:
             await fence.take_over()
         await MemoryTransport(server, "run").put(Key.RUN, b"")
-        outcomes = await asyncio.gather(*(fence.check() for fence in fences), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(fence.check() for fence in fences), return_exceptions=True
+        )
         assert {type(outcome) for outcome in outcomes} == {Fenced, type(None)}
 
     asyncio.run(scenario())

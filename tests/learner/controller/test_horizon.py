@@ -24,11 +24,14 @@ from horizonrl.learner.controller.horizon import (
 )
 from tests.records import make_episode, make_ticket, make_turn
 
-horizons = st.lists(st.integers(1, 100), min_size=1, max_size=5).map(lambda turns: tuple(sorted(turns)))
+horizons = st.lists(st.integers(1, 100), min_size=1, max_size=5).map(
+    lambda turns: tuple(sorted(turns))
+)
 
 
 @pytest.mark.parametrize(
-    ("step", "turns"), [(0, 10), (99, 10), (100, 20), (101, 20), (199, 20), (200, 30), (299, 30), (100_000, 30)]
+    ("step", "turns"),
+    [(0, 10), (99, 10), (100, 20), (101, 20), (199, 20), (200, 30), (299, 30), (100_000, 30)],
 )
 def test_staged_moves_to_the_next_horizon_after_every_stage(step: int, turns: int) -> None:
     assert horizon_turns(StagedHorizon(), (10, 20, 30), step) == turns
@@ -39,10 +42,14 @@ def test_fixed_is_the_last_horizon() -> None:
 
 
 def test_linear_moves_in_single_turns_between_the_first_and_the_last() -> None:
-    turns = [horizon_turns(StagedHorizon(kind="linear", steps_per_stage=10), (10, 20), step) for step in range(12)]
+    turns = [
+        horizon_turns(StagedHorizon(kind="linear", steps_per_stage=10), (10, 20), step)
+        for step in range(12)
+    ]
     assert turns == [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 20]
     assert [
-        horizon_turns(StagedHorizon(kind="linear", steps_per_stage=100), (10, 110), step) for step in range(101)
+        horizon_turns(StagedHorizon(kind="linear", steps_per_stage=100), (10, 110), step)
+        for step in range(101)
     ] == list(range(10, 111))
 
 
@@ -50,7 +57,9 @@ def test_linear_moves_in_single_turns_between_the_first_and_the_last() -> None:
 def test_a_schedule_never_shrinks_and_stays_within_its_horizons(
     turns: tuple[int, ...], per_stage: int, kind: str
 ) -> None:
-    schedule = FixedHorizon() if kind == "fixed" else StagedHorizon(kind=kind, steps_per_stage=per_stage)  # type: ignore[arg-type]
+    schedule = (
+        FixedHorizon() if kind == "fixed" else StagedHorizon(kind=kind, steps_per_stage=per_stage)
+    )  # type: ignore[arg-type]
     seen = [horizon_turns(schedule, turns, step) for step in range(per_stage * len(turns) + 2)]
     assert seen == sorted(seen)
     assert turns[0] <= seen[0]
@@ -58,10 +67,15 @@ def test_a_schedule_never_shrinks_and_stays_within_its_horizons(
 
 
 @given(horizons, st.integers(1, 9))
-def test_reversed_is_staged_from_the_last_to_the_first(turns: tuple[int, ...], per_stage: int) -> None:
+def test_reversed_is_staged_from_the_last_to_the_first(
+    turns: tuple[int, ...], per_stage: int
+) -> None:
     steps = range(per_stage * len(turns))
     staged, reverse = (
-        [horizon_turns(StagedHorizon(kind=kind, steps_per_stage=per_stage), turns, step) for step in steps]
+        [
+            horizon_turns(StagedHorizon(kind=kind, steps_per_stage=per_stage), turns, step)
+            for step in steps
+        ]
         for kind in ("staged", "reversed")
     )  # type: ignore[arg-type]
     assert reverse == staged[::-1]
@@ -71,21 +85,36 @@ def test_reversed_is_staged_from_the_last_to_the_first(turns: tuple[int, ...], p
 def test_shuffled_has_the_horizons_of_staged_in_their_shares(
     turns: tuple[int, ...], per_stage: int, rl_steps: int, seed: int
 ) -> None:
-    staged = Counter(horizon_turns(StagedHorizon(steps_per_stage=per_stage), turns, step) for step in range(rl_steps))
+    staged = Counter(
+        horizon_turns(StagedHorizon(steps_per_stage=per_stage), turns, step)
+        for step in range(rl_steps)
+    )
     blocks = 6
-    drawn = [shuffled_turns(turns, per_stage, rl_steps, number, f"{seed}/a") for number in range(rl_steps * blocks)]
+    drawn = [
+        shuffled_turns(turns, per_stage, rl_steps, number, f"{seed}/a")
+        for number in range(rl_steps * blocks)
+    ]
     assert Counter(drawn) == {horizon: count * blocks for horizon, count in staged.items()}
-    assert drawn == [shuffled_turns(turns, per_stage, rl_steps, n, f"{seed}/a") for n in range(rl_steps * blocks)]
+    assert drawn == [
+        shuffled_turns(turns, per_stage, rl_steps, n, f"{seed}/a") for n in range(rl_steps * blocks)
+    ]
 
 
 def test_a_shuffled_ticket_has_a_horizon_of_its_own_that_follows_from_its_number() -> None:
-    settings = ["--horizon.kind=shuffled", "--horizon.horizons=[2,4,8]", "--horizon.steps_per_stage=10"]
+    settings = [
+        "--horizon.kind=shuffled",
+        "--horizon.horizons=[2,4,8]",
+        "--horizon.steps_per_stage=10",
+    ]
     config = RunConfig.load([], [*settings, "--rl.steps=30"])
     turns = [
-        scheduled_turns(config, config.run.seed, "textcraft", step, number) for number, step in enumerate(range(30))
+        scheduled_turns(config, config.run.seed, "textcraft", step, number)
+        for number, step in enumerate(range(30))
     ]
     assert set(turns) == {2, 4, 8} and turns != sorted(turns)
-    assert turns == [scheduled_turns(config, config.run.seed, "textcraft", 0, number) for number in range(30)]
+    assert turns == [
+        scheduled_turns(config, config.run.seed, "textcraft", 0, number) for number in range(30)
+    ]
 
 
 # ---- adaptive
@@ -94,7 +123,9 @@ RULE = AdaptiveRule(horizons=(4, 6, 9), window_steps=4, truncated_above=0.2)
 SIZE = 4
 
 
-def played(successes: int, cut: int, horizon: int = 4, env: str = "textcraft", kind: Kind = Kind.TRAIN) -> Group:
+def played(
+    successes: int, cut: int, horizon: int = 4, env: str = "textcraft", kind: Kind = Kind.TRAIN
+) -> Group:
     """Return a group of SIZE episodes: the first `successes` solved, the last `cut` ended by the horizon."""
     ticket = make_ticket(kind=kind, group_size=SIZE, horizon_turns=horizon)
     return Group(
@@ -138,12 +169,17 @@ def test_a_horizon_waits_while_success_still_rises_and_grows_when_it_no_longer_d
 
 def test_a_rise_within_one_standard_error_is_none() -> None:
     noisy = [HorizonOutcome(4, 0, 4), HorizonOutcome(4, 4, 0)]
-    assert decide([noisy, [*noisy, HorizonOutcome(4, 4, 4)]], 4, AdaptiveRule((4, 6), 2, 0.2)) is not None
+    assert (
+        decide([noisy, [*noisy, HorizonOutcome(4, 4, 4)]], 4, AdaptiveRule((4, 6), 2, 0.2))
+        is not None
+    )
     sure = [HorizonOutcome(4, 2, 2)] * 3
     assert decide([sure, [HorizonOutcome(4, 3, 2)] * 3], 4, AdaptiveRule((4, 6), 2, 0.2)) is None
 
 
-def test_groups_of_the_shorter_horizon_that_are_still_under_way_say_nothing_about_the_longer() -> None:
+def test_groups_of_the_shorter_horizon_that_are_still_under_way_say_nothing_about_the_longer() -> (
+    None
+):
     late, new = [played(2, cut=4)], [played(2, cut=4, horizon=6)]
     assert grown([*[late] * 9]) == [(4, 6)]
     assert grown([*[late] * 7, *[late + new] * 4]) == [(4, 6), (11, 9)]
@@ -151,12 +187,18 @@ def test_groups_of_the_shorter_horizon_that_are_still_under_way_say_nothing_abou
 
 def test_broken_episodes_demonstrations_and_evaluations_are_no_evidence() -> None:
     broken = played(0, cut=4).model_copy(
-        update={"episodes": tuple(make_episode(index, stop=StopReason.ENV_ERROR) for index in range(SIZE))}
+        update={
+            "episodes": tuple(
+                make_episode(index, stop=StopReason.ENV_ERROR) for index in range(SIZE)
+            )
+        }
     )
     assert grown([[broken]] * 9) == []
     histories = Histories({"textcraft": RULE})
     for step in range(1, 10):
-        histories.observe([played(0, cut=4, kind=Kind.DEMO), played(0, cut=4, kind=Kind.EVAL)], step)
+        histories.observe(
+            [played(0, cut=4, kind=Kind.DEMO), played(0, cut=4, kind=Kind.EVAL)], step
+        )
     assert histories.growths() == ()
 
 
@@ -192,7 +234,8 @@ rules = st.builds(
     truncated_above=st.sampled_from((0.0, 0.2, 0.9)),
 )
 steps_of_outcomes = st.lists(
-    st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE), st.integers(0, 2)), max_size=3), max_size=25
+    st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE), st.integers(0, 2)), max_size=3),
+    max_size=25,
 )
 
 
@@ -210,7 +253,12 @@ def runs(draw: st.DrawFn) -> Run:
     steps: list[list[Group]] = []
     checkpoints = [json.dumps(histories.dump())]
     for number, step in enumerate(outcomes, start=1):
-        steps.append([played(won, cut, horizon=turns[-1 - min(late, len(turns) - 1)]) for won, cut, late in step])
+        steps.append(
+            [
+                played(won, cut, horizon=turns[-1 - min(late, len(turns) - 1)])
+                for won, cut, late in step
+            ]
+        )
         histories.observe(steps[-1], number)
         turns.append(histories.turns("textcraft"))
         checkpoints.append(json.dumps(histories.dump()))
@@ -227,13 +275,17 @@ def test_an_adaptive_horizon_never_shrinks_hurries_or_leaves_its_rungs(run: Run)
     turns = [turns_of(checkpoint) for checkpoint in checkpoints]
     assert turns == sorted(turns)
     growths = [step for step in range(1, len(turns)) if turns[step] > turns[step - 1]]
-    assert all(later - earlier >= rule.window_steps for earlier, later in itertools.pairwise([0, *growths]))
+    assert all(
+        later - earlier >= rule.window_steps for earlier, later in itertools.pairwise([0, *growths])
+    )
     rungs = sorted(horizon for horizon in rule.horizons if horizon >= turns[0])
     assert [turns[0], *(turns[step] for step in growths)] == rungs[: len(growths) + 1]
 
 
 @given(runs(), st.data())
-def test_a_run_resumed_from_any_checkpoint_decides_the_same_again(run: Run, data: st.DataObject) -> None:
+def test_a_run_resumed_from_any_checkpoint_decides_the_same_again(
+    run: Run, data: st.DataObject
+) -> None:
     rule, steps, checkpoints = run
     start = data.draw(st.integers(0, len(steps)))
     histories = Histories.restore({"textcraft": rule}, json.loads(checkpoints[start]))

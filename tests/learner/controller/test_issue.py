@@ -31,7 +31,9 @@ def test_a_controller_that_dies_among_tickets_issued_together_leaves_no_gap(dies
         assert mortal.program.done(), "the controller survived: choose a smaller number of requests"
         async with controller_on(server, LARGE) as (transport, _):
             assert await issued_after(transport, rl(0, 0), Kind.TRAIN) == CREDIT
-            stored = Counter(ticket.number for _, ticket in await TicketQueue(transport).stored_tickets())
+            stored = Counter(
+                ticket.number for _, ticket in await TicketQueue(transport).stored_tickets()
+            )
             assert stored == Counter(range(CREDIT))
 
     asyncio.run(scenario())
@@ -79,7 +81,10 @@ def test_a_gap_that_a_dead_controller_left_is_filled_by_the_next_one(left: int) 
 def test_two_controllers_at_once_issue_each_number_once() -> None:
     async def scenario() -> None:
         server = MemoryServer()
-        async with controller_on(server, LARGE) as (transport, _), controller_on(server, LARGE) as (other, _):
+        async with (
+            controller_on(server, LARGE) as (transport, _),
+            controller_on(server, LARGE) as (other, _),
+        ):
             for step in range(3):
                 await issued_after(transport, rl(step, step * GROUPS), Kind.TRAIN)
             await asyncio.sleep(0.1)

@@ -46,7 +46,9 @@ async def controller_on(
     server: MemoryServer, config: RunConfig = CONFIG
 ) -> AsyncIterator[tuple[Transport, Controller]]:
     transport = MemoryTransport(server, "run")
-    controller = build_controller(config, transport, SOURCES, planned=EVAL_TASKS if config.eval.every else ())
+    controller = build_controller(
+        config, transport, SOURCES, planned=EVAL_TASKS if config.eval.every else ()
+    )
     task = asyncio.create_task(controller.run())
     try:
         yield transport, controller
@@ -95,7 +97,9 @@ def test_imitation_issues_what_the_phase_needs_and_no_more() -> None:
         async with controller_on(MemoryServer()) as (transport, _):
             assert await issued_after(transport, Progress(), Kind.DEMO) == 4
             demos = await tickets(transport, 4)
-            assert {(ticket.kind, ticket.group_size, ticket.horizon_turns) for ticket in demos} == {(Kind.DEMO, 1, 6)}
+            assert {(ticket.kind, ticket.group_size, ticket.horizon_turns) for ticket in demos} == {
+                (Kind.DEMO, 1, 6)
+            }
 
     run(scenario)
 
@@ -141,7 +145,9 @@ def test_a_lost_ticket_is_issued_again_as_it_was_whatever_is_drawn_now() -> None
 def test_at_the_end_of_the_run_nothing_is_issued_that_no_step_needs() -> None:
     async def scenario() -> None:
         async with controller_on(MemoryServer()) as (transport, _):
-            assert await issued_after(transport, rl(5, 10), Kind.TRAIN) == 12  # one step of two groups is left
+            assert (
+                await issued_after(transport, rl(5, 10), Kind.TRAIN) == 12
+            )  # one step of two groups is left
 
     run(scenario)
 
@@ -215,7 +221,9 @@ def test_queue_and_log_are_measured_while_nobody_makes_progress() -> None:
     run(scenario)
 
 
-GROWTH = HorizonGrowth(env_id="textcraft", phase_step=3, from_turns=4, to_turns=6, reason="measured")
+GROWTH = HorizonGrowth(
+    env_id="textcraft", phase_step=3, from_turns=4, to_turns=6, reason="measured"
+)
 
 
 def test_an_adaptive_horizon_is_the_one_that_the_learner_has_decided_on() -> None:
@@ -229,7 +237,9 @@ def test_an_adaptive_horizon_is_the_one_that_the_learner_has_decided_on() -> Non
     run(scenario)
 
 
-def test_a_round_is_issued_before_what_is_trained_with_the_longest_horizon_and_its_own_sampling() -> None:
+def test_a_round_is_issued_before_what_is_trained_with_the_longest_horizon_and_its_own_sampling() -> (
+    None
+):
     async def scenario() -> None:
         async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
             await issued_after(transport, Progress(), Kind.DEMO)
@@ -245,7 +255,9 @@ def test_a_round_is_issued_before_what_is_trained_with_the_longest_horizon_and_i
 
 def test_evaluations_may_have_a_horizon_of_their_own_so_that_schedules_compare() -> None:
     async def scenario() -> None:
-        config = EVALUATING.model_copy(update={"eval": EVALUATING.eval.model_copy(update={"horizon": 9})})
+        config = EVALUATING.model_copy(
+            update={"eval": EVALUATING.eval.model_copy(update={"horizon": 9})}
+        )
         async with controller_on(MemoryServer(), config) as (transport, _):
             await issued_after(transport, Progress(), Kind.DEMO)
             assert [ticket.horizon_turns for ticket in await tickets(transport, 4)] == [9, 9, 9, 6]
@@ -296,8 +308,18 @@ def test_no_later_ticket_has_fewer_turns_wherever_the_controller_dies() -> None:
 def test_rounds_are_due_by_the_step_and_stand_outside_the_credit() -> None:
     async def scenario() -> None:
         async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
-            counts = [await issued_after(transport, rl(step, 2 * step), Kind.EVAL) for step in (0, 1, 2, 3, 5, 6)]
-            assert counts == [6, 6, 6, 9, 9, 12]  # at step 2, where the first is late, at 5 and at 8
+            counts = [
+                await issued_after(transport, rl(step, 2 * step), Kind.EVAL)
+                for step in (0, 1, 2, 3, 5, 6)
+            ]
+            assert counts == [
+                6,
+                6,
+                6,
+                9,
+                9,
+                12,
+            ]  # at step 2, where the first is late, at 5 and at 8
             assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 12
 
     run(scenario)
@@ -344,18 +366,25 @@ def test_yields_of_the_recipe_before_a_change_of_it_are_passed_over(kind: str) -
     ]
     # Before the change, all environments were trained, with an adaptive curriculum.
     before = {"textcraft": "rare", "wordle": "held", "gone": "any"}
-    yields = tuple(CategoryYield(env_id=env, category=name, varied=9.0, seen=10.0) for env, name in before.items())
+    yields = tuple(
+        CategoryYield(env_id=env, category=name, varied=9.0, seen=10.0)
+        for env, name in before.items()
+    )
     yields += (CategoryYield(env_id="textcraft", category="common", varied=0.0, seen=10.0),)
     progress = rl(0, 0).model_copy(update={"yields": yields})
 
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
-        task = asyncio.create_task((controller := build_controller(config, transport, sources)).run())
+        task = asyncio.create_task(
+            (controller := build_controller(config, transport, sources)).run()
+        )
         assert await issued_after(transport, progress, Kind.TRAIN) == 4
         assert not task.done()
         task.cancel()
         await asyncio.wait([task])
-        drawn = [controller._ticket(Kind.TRAIN, number, progress).task.task_id for number in range(5)]
+        drawn = [
+            controller._ticket(Kind.TRAIN, number, progress).task.task_id for number in range(5)
+        ]
         assert (sorted(drawn) == sorted(sources[0].task_ids)) == (kind == "uniform")
         share = controller.metrics.value("curriculum_share", env="textcraft", category="rare")
         assert (share > 0.5) == (kind == "adaptive")

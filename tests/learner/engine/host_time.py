@@ -17,7 +17,11 @@ from horizonrl.learner.engine import memory
 from horizonrl.learner.engine.model import attention
 from horizonrl.learner.engine.model.model import TokenScorer
 
-KEPT = {"everything": lambda lm: None, "inputs": memory.checkpoint_layers, "products": memory.keep_products}
+KEPT = {
+    "everything": lambda lm: None,
+    "inputs": memory.checkpoint_layers,
+    "products": memory.keep_products,
+}
 TOKENS = 4
 """Of a segment, and of the prompt that the segments share."""
 
@@ -40,7 +44,12 @@ def kernel(q_THE: Tensor, k_KGE: Tensor, v_KGE: Tensor, *ranges: Any, **options:
 def make_scorer(layers: int, kept: str) -> TokenScorer:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": layers}
+    sizes = {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": layers,
+    }
     lm: Any = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2))
     lm = lm.to(torch.bfloat16).eval()
     KEPT[kept](lm)
@@ -51,7 +60,9 @@ def make_micro_batch(segments: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ids, positions and segments of a prompt and its episodes, and the places of their trained tokens."""
     starts = range(TOKENS, TOKENS * (segments + 1), TOKENS)
     table = [(0, TOKENS, 0, 0), *((start, start + TOKENS, 0, TOKENS) for start in starts)]
-    positions_T = torch.cat([torch.arange(TOKENS), torch.arange(TOKENS, 2 * TOKENS).repeat(segments)])
+    positions_T = torch.cat(
+        [torch.arange(TOKENS), torch.arange(TOKENS, 2 * TOKENS).repeat(segments)]
+    )
     asked_N = torch.tensor([start + 1 for start in starts])
     return torch.randint(512, (len(positions_T),)), positions_T, torch.tensor(table), asked_N
 
@@ -79,7 +90,9 @@ def main() -> None:
     torch.set_num_threads(1)
     memory.WORTH_RECOMPUTING_BYTES = 0
     asked = make_micro_batch(options.segments)
-    print("| attention | a layer keeps | operators, forward | forward, s | backward, s |\n|---|---|---|---|---|")
+    print(
+        "| attention | a layer keeps | operators, forward | forward, s | backward, s |\n|---|---|---|---|---|"
+    )
     for path in ("by segment", "at once"):
         for kept in KEPT:
             scorer = make_scorer(options.layers, kept)
@@ -87,7 +100,10 @@ def main() -> None:
             attention.on_flash = lambda query, value, path=path: path == "at once"
             attention.varlen_attn = kernel
             operators, forward_s, backward_s = measure(scorer, asked)
-            print(f"| {path} | {kept} | {operators:,} | {forward_s:.2f} | {backward_s:.2f} |", flush=True)
+            print(
+                f"| {path} | {kept} | {operators:,} | {forward_s:.2f} | {backward_s:.2f} |",
+                flush=True,
+            )
             attention.on_flash = lambda query, value: False
 
 

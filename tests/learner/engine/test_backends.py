@@ -19,7 +19,9 @@ from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
 from tests.learner.sections import make_advantage, make_loss
 from tests.learner.traces import demonstrations, make_batch, make_groups
 
-ALL_MODELS = Objective(advantage=make_advantage(kind="gae", critic_lr=1e-2), reference=ReferenceSection(kl=0.1))
+ALL_MODELS = Objective(
+    advantage=make_advantage(kind="gae", critic_lr=1e-2), reference=ReferenceSection(kl=0.1)
+)
 EQUAL: dict[str, dict[str, Any]] = {
     "plain": {},
     "several micro-batches": {"micro_batch_tokens": 128},
@@ -40,7 +42,10 @@ float32, and AdamW turns a gradient's sign into a whole step."""
 
 def batches() -> list[Batch]:
     rl = [make_batch(0), make_groups(1, groups=3, group_size=4, prompt=60), make_batch(2)]
-    return [demonstrations(make_batch(9)), *(replace(batch, version=1 + index) for index, batch in enumerate(rl))]
+    return [
+        demonstrations(make_batch(9)),
+        *(replace(batch, version=1 + index) for index, batch in enumerate(rl)),
+    ]
 
 
 def marked(test: Any) -> Any:
@@ -58,17 +63,24 @@ def test_torch_and_stage_1_on_one_cpu_rank_are_equal_bit_for_bit(
     engines = [start(backend=backend, **EQUAL[layout]) for backend in ("torch", "deepspeed")]
     for batch in batches():
         first, second = (engine.train_step(batch, 1e-3) for engine in engines)
-        assert repr(replace(first, compute_s=0)) == repr(replace(second, compute_s=0))  # NaN is not equal to itself
+        assert repr(replace(first, compute_s=0)) == repr(
+            replace(second, compute_s=0)
+        )  # NaN is not equal to itself
         assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
     for index, engine in enumerate(engines):
         engine.save(tmp_path / str(index), {})
-    saved = [{path.name: path.read_bytes() for path in (tmp_path / str(index)).iterdir()} for index in range(2)]
+    saved = [
+        {path.name: path.read_bytes() for path in (tmp_path / str(index)).iterdir()}
+        for index in range(2)
+    ]
     assert saved[0] == saved[1]
 
 
 @marked
 @pytest.mark.parametrize("layout", CLOSE)
-def test_torch_and_deepspeed_take_nearly_the_same_steps(start: StartEngine, tmp_path: Path, layout: str) -> None:
+def test_torch_and_deepspeed_take_nearly_the_same_steps(
+    start: StartEngine, tmp_path: Path, layout: str
+) -> None:
     settings = CLOSE[layout]
     engines = [start(backend="torch", **{**settings, "zero_stage": 1}), start(**settings)]
     before = weights_of(engines[0], tmp_path / "weights")
@@ -82,21 +94,28 @@ def test_torch_and_deepspeed_take_nearly_the_same_steps(start: StartEngine, tmp_
 
 @marked
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_run_may_change_its_backend_at_a_checkpoint(start: StartEngine, tmp_path: Path, zero_stage: int) -> None:
+def test_a_run_may_change_its_backend_at_a_checkpoint(
+    start: StartEngine, tmp_path: Path, zero_stage: int
+) -> None:
     engines = [start(zero_stage=zero_stage), start(backend="torch"), start(zero_stage=zero_stage)]
     engines[0].train_step(make_batch(0), 1e-3)
     engines[0].save(tmp_path / "0", {"cursor": 7})
     for index, engine in enumerate(engines[1:]):
         assert engine.load(tmp_path / f"{index}") == {"cursor": 7}
         engine.save(tmp_path / f"{index + 1}", {"cursor": 7})
-    files = [{path.name: path.read_bytes() for path in (tmp_path / f"{index}").iterdir()} for index in range(3)]
+    files = [
+        {path.name: path.read_bytes() for path in (tmp_path / f"{index}").iterdir()}
+        for index in range(3)
+    ]
     assert files[0] == files[1] == files[2]
     assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
     losses = [engine.train_step(make_batch(1), 1e-3).loss for engine in engines]
     assert losses[0] == losses[2] and losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
-def test_a_checkpoint_without_a_model_and_one_of_a_model_do_not_mix(start: StartEngine, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_model_and_one_of_a_model_do_not_mix(
+    start: StartEngine, tmp_path: Path
+) -> None:
     engines = {backend: start(backend=backend) for backend in ("hash", "torch")}
     for backend, engine in engines.items():
         engine.save(tmp_path / backend, {})
@@ -113,19 +132,28 @@ def test_torch_trains_where_deepspeed_is_not_installed(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     assert start(backend="torch").train_step(make_batch(), 1e-3).grad_norm > 0
-    with pytest.raises(MissingDependency, match=r"pip install deepspeed, or set learner\.backend to torch"):
+    with pytest.raises(
+        MissingDependency, match=r"pip install deepspeed, or set learner\.backend to torch"
+    ):
         make_engine(EngineSettings(tiny_model))
 
 
-def test_adding_up_in_float32_makes_the_step_independent_of_the_split(start: StartEngine, tmp_path: Path) -> None:
-    engines = [start(backend="torch", micro_batch_tokens=tokens, objective=RETURNS) for tokens in (2048, 60)]
+def test_adding_up_in_float32_makes_the_step_independent_of_the_split(
+    start: StartEngine, tmp_path: Path
+) -> None:
+    engines = [
+        start(backend="torch", micro_batch_tokens=tokens, objective=RETURNS)
+        for tokens in (2048, 60)
+    ]
     norms = [engine.train_step(make_batch(traces=8), 1e-2).grad_norm for engine in engines]
     assert norms[1] == pytest.approx(norms[0], rel=1e-2)
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> None:
     known = ", ".join(BACKENDS)
-    message = rf"learner\.backend is 'torsh': choose {known}, or MODULE:FUNCTION .*did you mean torch"
+    message = (
+        rf"learner\.backend is 'torsh': choose {known}, or MODULE:FUNCTION .*did you mean torch"
+    )
     with pytest.raises(ConfigError, match=message):
         make_engine(EngineSettings(tiny_model, backend="torsh"))
 
@@ -133,11 +161,19 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["torch", "--learner.zero_stage=3"], r"learner\.zero_stage is 3 but .* has no ZeRO stages"),
-        (["hash"], r"actor\.engine is vllm, which needs the weights of a model: set actor\.engine to scripted"),
+        (
+            ["torch", "--learner.zero_stage=3"],
+            r"learner\.zero_stage is 3 but .* has no ZeRO stages",
+        ),
+        (
+            ["hash"],
+            r"actor\.engine is vllm, which needs the weights of a model: set actor\.engine to scripted",
+        ),
     ],
 )
-def test_invalid_combinations_are_refused_before_anything_starts(overrides: list[str], message: str) -> None:
+def test_invalid_combinations_are_refused_before_anything_starts(
+    overrides: list[str], message: str
+) -> None:
     backend, *more = overrides
     with pytest.raises(ConfigError, match=message):
         RunConfig.load([], [f"--learner.backend={backend}", *more])
@@ -145,12 +181,17 @@ def test_invalid_combinations_are_refused_before_anything_starts(overrides: list
 
 @pytest.mark.parametrize("setting", [{"ranks": 2}, {"nodes": 2, "rendezvous": "10.0.0.1:29400"}])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_in_one_process_is_refused_with_several_ranks(backend: str, setting: dict[str, Any]) -> None:
+def test_a_backend_in_one_process_is_refused_with_several_ranks(
+    backend: str, setting: dict[str, Any]
+) -> None:
     require_backend(LearnerSection(backend=backend))
     if backend in SEVERAL_RANKS:
         require_backend(LearnerSection(backend=backend, **setting))
         return
-    with pytest.raises(ConfigError, match=rf"learner\.backend is {backend}, which runs in one process: set both to 1"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"learner\.backend is {backend}, which runs in one process: set both to 1",
+    ):
         require_backend(LearnerSection(backend=backend, **setting))
 
 

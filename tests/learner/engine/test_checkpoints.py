@@ -68,16 +68,22 @@ def test_a_checkpoint_of_imitation_does_not_find_the_reference_of_rl(
     Timer(0.5, slow.set).start()
     engine.train_step(make_batch(), 1e-2)
     saving.result()
-    assert "reference_version" not in json.loads((tmp_path / "checkpoint" / "engine.json").read_text())
+    assert "reference_version" not in json.loads(
+        (tmp_path / "checkpoint" / "engine.json").read_text()
+    )
 
 
 def test_a_checkpoint_without_the_critic_names_the_key(start: StartEngine, tmp_path: Path) -> None:
     plain, with_critic = start(), start(objective=GAE)
     plain.save(tmp_path / "plain", {})
-    with pytest.raises(CheckpointError, match=r"has no critic, but advantage\.kind now asks for one"):
+    with pytest.raises(
+        CheckpointError, match=r"has no critic, but advantage\.kind now asks for one"
+    ):
         with_critic.load(tmp_path / "plain")
     with_critic.save(tmp_path / "critic", {})
-    with pytest.raises(CheckpointError, match=r"has a critic, and advantage\.kind now asks for none"):
+    with pytest.raises(
+        CheckpointError, match=r"has a critic, and advantage\.kind now asks for none"
+    ):
         plain.load(tmp_path / "critic")
 
 
@@ -125,7 +131,9 @@ def test_a_checkpoint_of_one_stage_resumes_at_any_other(start: StartEngine, tmp_
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-2)
 
 
-def test_a_checkpoint_from_before_the_first_step_can_be_loaded(start: StartEngine, tmp_path: Path) -> None:
+def test_a_checkpoint_from_before_the_first_step_can_be_loaded(
+    start: StartEngine, tmp_path: Path
+) -> None:
     engine, resumed = start(), start()
     engine.save(tmp_path / "checkpoint", {})
     resumed.train_step(make_batch(7), 1e-3)
@@ -147,22 +155,35 @@ def test_a_checkpoint_is_plain_files_of_limited_size(
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["engine.json", *(f"training-{number:05d}.safetensors" for number in range(5))]
     assert all((tmp_path / file).stat().st_size < 2 << 20 for file in files)
-    tensors = {name: tensor for file in files[1:] for name, tensor in load_file(tmp_path / file).items()}
+    tensors = {
+        name: tensor for file in files[1:] for name, tensor in load_file(tmp_path / file).items()
+    }
     master, moment = (tensors[f"{kind}.model.norm.weight"] for kind in ("master", "exp_avg_sq"))
-    assert master.dtype == moment.dtype == torch.float32 and master.shape == (128,) and moment.min() > 0
+    assert (
+        master.dtype == moment.dtype == torch.float32
+        and master.shape == (128,)
+        and moment.min() > 0
+    )
     start().load(tmp_path)
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_name(start: StartEngine, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_by_name(
+    start: StartEngine, tmp_path: Path
+) -> None:
     engine = start()
     engine.save(tmp_path, {})
     (file,) = tmp_path.glob("*.safetensors")
     tensors = load_file(file)
     save_file({**tensors, "exp_avg.model.norm.weight": torch.zeros(127)}, file)
-    with pytest.raises(CheckpointError, match=r"exp_avg\.model\.norm\.weight, of shape \[127\] there and \[128\] here"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"exp_avg\.model\.norm\.weight, of shape \[127\] there and \[128\] here",
+    ):
         engine.load(tmp_path)
     save_file({**tensors, "master.model.extra": torch.zeros(3)}, file)
-    with pytest.raises(CheckpointError, match=r"master\.model\.extra, of shape \[3\] there and none here"):
+    with pytest.raises(
+        CheckpointError, match=r"master\.model\.extra, of shape \[3\] there and none here"
+    ):
         engine.load(tmp_path)
 
 

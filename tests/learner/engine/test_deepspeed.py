@@ -40,11 +40,17 @@ def reference_step(model_dir: Path, batch: Batch, lr: float) -> tuple[float, flo
     grad_norm = torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
     torch.optim.AdamW(lm.parameters(), lr=lr, weight_decay=0.0).step()
     named = sorted(lm.named_parameters())
-    return loss.item(), float(grad_norm), torch.cat([parameter.detach().flatten() for _, parameter in named])
+    return (
+        loss.item(),
+        float(grad_norm),
+        torch.cat([parameter.detach().flatten() for _, parameter in named]),
+    )
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_step_equals_plain_torch(start: StartEngine, tiny_model: Path, tmp_path: Path, zero_stage: int) -> None:
+def test_a_step_equals_plain_torch(
+    start: StartEngine, tiny_model: Path, tmp_path: Path, zero_stage: int
+) -> None:
     batch = make_batch()
     engine = start(zero_stage=zero_stage, micro_batch_tokens=128)
     before = weights_of(engine, tmp_path / "before")
@@ -57,7 +63,9 @@ def test_a_step_equals_plain_torch(start: StartEngine, tiny_model: Path, tmp_pat
     assert float(delta.norm()) == pytest.approx(float((after - before).norm()), rel=2e-2)
 
 
-def test_at_stage_0_too_updates_that_are_too_small_for_bfloat16_add_up(start: StartEngine, tmp_path: Path) -> None:
+def test_at_stage_0_too_updates_that_are_too_small_for_bfloat16_add_up(
+    start: StartEngine, tmp_path: Path
+) -> None:
     engines = [start(zero_stage=zero_stage) for zero_stage in (0, 1)]
     before = weights_of(engines[0], tmp_path / "before")
     afters = []
@@ -101,13 +109,17 @@ def test_gradients_are_freed_as_they_come_and_the_weights_are_those_of_gradients
         assert all(waiting[:half]) and not any(waiting[half:])
 
 
-def test_the_step_does_not_depend_on_how_the_batch_was_cut(start: StartEngine, tmp_path: Path) -> None:
+def test_the_step_does_not_depend_on_how_the_batch_was_cut(
+    start: StartEngine, tmp_path: Path
+) -> None:
     batch = make_batch(traces=8)
     whole, cut = start(micro_batch_tokens=2048), start(micro_batch_tokens=60)
     before = weights_of(whole, tmp_path / "before")
     stats, stats_cut = whole.train_step(batch, 1e-2), cut.train_step(batch, 1e-2)
     for name in ("loss", "grad_norm", "entropy", "kl", "logprob_gap", "importance_mean", "ess"):
-        assert getattr(stats_cut, name) == pytest.approx(getattr(stats, name), rel=1e-2, abs=1e-3), name
+        assert getattr(stats_cut, name) == pytest.approx(
+            getattr(stats, name), rel=1e-2, abs=1e-3
+        ), name
     assert stats.trained_tokens == stats_cut.trained_tokens == batch.trained_tokens
     deltas = [weights_of(engine, tmp_path / "after") - before for engine in (whole, cut)]
     assert cosine(*deltas) > 0.99
@@ -119,7 +131,9 @@ def test_the_step_does_not_depend_on_sharing_prompts(start: StartEngine, tmp_pat
     before = weights_of(plain, tmp_path / "before")
     stats, stats_plain = sharing.train_step(batch, 1e-2), plain.train_step(batch, 1e-2)
     for name in ("loss", "grad_norm", "entropy", "kl", "logprob_gap", "importance_mean", "ess"):
-        assert getattr(stats, name) == pytest.approx(getattr(stats_plain, name), rel=1e-2, abs=1e-3), name
+        assert getattr(stats, name) == pytest.approx(
+            getattr(stats_plain, name), rel=1e-2, abs=1e-3
+        ), name
     deltas = [weights_of(engine, tmp_path / "after") - before for engine in (sharing, plain)]
     assert cosine(*deltas) > 0.98
 
@@ -149,17 +163,30 @@ def test_gradient_checkpointing_changes_only_the_memory(
     config = json.loads((tiny_model / "config.json").read_text())
     (with_dropout / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     settings = {"model_dir": with_dropout, "zero_stage": zero_stage}
-    engines = [start(gradient_checkpointing=checkpointing, **settings) for checkpointing in (False, True)]
+    engines = [
+        start(gradient_checkpointing=checkpointing, **settings) for checkpointing in (False, True)
+    ]
     plain, checkpointed = (engine.train_step(make_batch(), 1e-3) for engine in engines)
     assert checkpointed.logprob_gap == pytest.approx(plain.logprob_gap, rel=1e-6)
     assert checkpointed.grad_norm == pytest.approx(plain.grad_norm, rel=1e-3)
 
 
-def test_a_model_whose_prompts_cannot_be_shared_is_trained_and_said_once(start: StartEngine, tmp_path: Path) -> None:
+def test_a_model_whose_prompts_cannot_be_shared_is_trained_and_said_once(
+    start: StartEngine, tmp_path: Path
+) -> None:
     config = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["conv", "full_attention"]}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("lfm2", **config, **heads)).save_pretrained(tmp_path / "lfm2")
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["conv", "full_attention"],
+    }
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("lfm2", **config, **heads)
+    ).save_pretrained(tmp_path / "lfm2")
     with capture_logs() as logs:
         engine = start(model_dir=tmp_path / "lfm2")
-        norms = [engine.train_step(make_groups(seed, 2, 4, prompt=100), 1e-3).grad_norm for seed in range(2)]
+        norms = [
+            engine.train_step(make_groups(seed, 2, 4, prompt=100), 1e-3).grad_norm
+            for seed in range(2)
+        ]
     assert min(norms) > 0 and [line["event"] for line in logs] == ["prompts_not_shared"]

@@ -27,9 +27,16 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return told
 
 
-@pytest.mark.parametrize(("ranks", "rank", "threads", "host_threads"), [(1, 0, 1, 8), (2, 1, 1, 4), (2, 0, 6, 6)])
+@pytest.mark.parametrize(
+    ("ranks", "rank", "threads", "host_threads"), [(1, 0, 1, 8), (2, 1, 1, 4), (2, 0, 6, 6)]
+)
 def test_each_rank_takes_its_gpu_and_its_share_of_the_cores(
-    ranks: int, rank: int, threads: int, host_threads: int, taken: list[int], monkeypatch: pytest.MonkeyPatch
+    ranks: int,
+    rank: int,
+    threads: int,
+    host_threads: int,
+    taken: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if ranks > 1:
         monkeypatch.setenv("LOCAL_RANK", str(rank))
@@ -49,7 +56,9 @@ def test_more_ranks_than_gpus_are_an_error_of_the_configuration(
     assert taken == []
 
 
-@pytest.mark.parametrize(("available", "joined"), [(True, ("cuda", "nccl")), (False, ("cpu", "gloo"))])
+@pytest.mark.parametrize(
+    ("available", "joined"), [(True, ("cuda", "nccl")), (False, ("cpu", "gloo"))]
+)
 def test_deepspeed_is_imported_for_the_device_and_its_ranks_join_over_the_devices_collectives(
     available: bool, joined: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +70,10 @@ def test_deepspeed_is_imported_for_the_device_and_its_ranks_join_over_the_device
     logger = SimpleNamespace(setLevel=lambda level: None)
     # DeepSpeed chooses its accelerator once per process, as it is imported.
     for name, held in {
-        "deepspeed": {"logger": logger, "init_distributed": lambda: told.append(os.environ["DS_ACCELERATOR"])},
+        "deepspeed": {
+            "logger": logger,
+            "init_distributed": lambda: told.append(os.environ["DS_ACCELERATOR"]),
+        },
         "deepspeed.comm.torch": {},
     }.items():
         module = ModuleType(name)

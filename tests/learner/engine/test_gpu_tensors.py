@@ -29,10 +29,16 @@ class OnGpu(Tensor):
 
 
 def on_gpu(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16().as_subclass(OnGpu)
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        .bfloat16()
+        .as_subclass(OnGpu)
+    )
 
 
-def test_the_head_cuts_a_gpus_tokens_by_a_gpus_limits_and_scores_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_cuts_a_gpus_tokens_by_a_gpus_limits_and_scores_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hidden_ND, weight_VD = on_gpu(60, 64), on_gpu(500, 64, seed=1) / 20
     expected = (hidden_ND @ weight_VD.t()).as_subclass(Tensor).float().log_softmax(-1)[:, 7]
     monkeypatch.setitem(head.LOGITS_BYTES, "cuda", 25 * 500 * 2)
@@ -73,16 +79,25 @@ def test_a_gpu_adds_up_products_of_bfloat16_in_float32(monkeypatch: pytest.Monke
 
 
 def test_adapters_are_merged_where_the_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "add_adapter", lambda *words: pytest.fail("a GPU's words went through NumPy"))
-    W, A, B = (torch.empty(shape, dtype=torch.bfloat16, device=META) for shape in ((70, 30), (4, 30), (70, 4)))
+    monkeypatch.setattr(
+        lora, "add_adapter", lambda *words: pytest.fail("a GPU's words went through NumPy")
+    )
+    W, A, B = (
+        torch.empty(shape, dtype=torch.bfloat16, device=META)
+        for shape in ((70, 30), (4, 30), (70, 4))
+    )
     whole = lora.merged(W, A, B)
     assert (whole.shape, whole.dtype, whole.device) == (W.shape, W.dtype, META)
 
 
 @pytest.mark.parametrize("rows", [1, 32, 70, 1000])
-def test_adapters_are_merged_to_the_same_bits_in_blocks_of_any_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_are_merged_to_the_same_bits_in_blocks_of_any_size(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dice = torch.Generator().manual_seed(0)
-    W, A, B = (torch.randn(shape, generator=dice).bfloat16() for shape in ((70, 30), (4, 30), (70, 4)))
+    W, A, B = (
+        torch.randn(shape, generator=dice).bfloat16() for shape in ((70, 30), (4, 30), (70, 4))
+    )
     monkeypatch.setitem(lora.ROWS_BYTES, "cpu", rows * 4 * 30)
     assert torch.equal(lora._merged_by_torch(W, A, B), lora.merged(W, A, B))
 
@@ -91,14 +106,22 @@ def test_adapters_are_merged_to_the_same_bits_in_blocks_of_any_size(rows: int, m
 def test_tensors_that_no_kernel_takes_are_attended_to_by_segment(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_attend_on_cpu", lambda *asked: pytest.fail("the CPU's kernel on another device"))
-    query, key, value = (torch.empty(1, heads, 12, 8, dtype=dtype, device=META) for heads in (4, 2, 2))
+    monkeypatch.setattr(
+        attention,
+        "_attend_on_cpu",
+        lambda *asked: pytest.fail("the CPU's kernel on another device"),
+    )
+    query, key, value = (
+        torch.empty(1, heads, 12, 8, dtype=dtype, device=META) for heads in (4, 2, 2)
+    )
     packed = attention.PackedSegments((Segment(0, 5), Segment(5, 12, 0, 3)), META)
     made, _ = attention.attend(None, query, key, value, None, segments=packed)
     assert (made.shape, made.device) == ((1, 12, 4, 8), META)
 
 
-def test_an_array_goes_to_a_gpu_from_pinned_memory_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_goes_to_a_gpu_from_pinned_memory_and_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Any] = []
 
     def pin(tensor: Tensor) -> Any:

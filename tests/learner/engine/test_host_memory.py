@@ -37,9 +37,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return stand_in
 
 
-def test_every_version_is_copied_into_the_same_pages(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_version_is_copied_into_the_same_pages(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_memory, "CHUNK_BYTES", 1 << 12)
-    host, model = HostMemory(), {name: torch.empty(size, 5) for name, size in (("a", 3), ("b", 300), ("c", 1))}
+    host, model = (
+        HostMemory(),
+        {name: torch.empty(size, 5) for name, size in (("a", 3), ("b", 300), ("c", 1))},
+    )
     places: set[tuple[int, ...]] = set()
     for seed in range(3):
         torch.manual_seed(seed)
@@ -48,7 +53,9 @@ def test_every_version_is_copied_into_the_same_pages(gpu: Gpu, monkeypatch: pyte
         copies = {name: host.copy(name, tensor) for name, tensor in model.items()}
         assert gpu.waits == seed
         host.wait()
-        assert all(torch.equal(copies[name], tensor.to(torch.bfloat16)) for name, tensor in model.items())
+        assert all(
+            torch.equal(copies[name], tensor.to(torch.bfloat16)) for name, tensor in model.items()
+        )
         places.add(tuple(copy.data_ptr() for copy in copies.values()))
     assert len(places) == 1
     # 30 bytes, then 3,000 that still fit behind them, and 10 more.
@@ -67,10 +74,15 @@ def test_a_tensor_that_is_larger_than_a_chunk_leaves_the_rest_of_its_own_to_othe
     assert gpu.pinned == [1 << 12, 1 << 11]  # pinned memory comes in powers of two in any case
     starts = sorted((copy.data_ptr(), copy.nbytes) for copy in copies.values())
     assert all(start + size <= after for (start, size), (after, _) in pairwise(starts))
-    assert all(torch.equal(copies[name], torch.full(shape, 0.5).bfloat16()) for name, shape in shapes.items())
+    assert all(
+        torch.equal(copies[name], torch.full(shape, 0.5).bfloat16())
+        for name, shape in shapes.items()
+    )
 
 
-def test_an_engine_writes_the_same_file_from_its_copies(gpu: Gpu, start: StartEngine, tmp_path: Path) -> None:
+def test_an_engine_writes_the_same_file_from_its_copies(
+    gpu: Gpu, start: StartEngine, tmp_path: Path
+) -> None:
     engine, on_a_cpu = start(backend="torch"), start(backend="torch")
     for seed in range(2):
         digests = set()

@@ -30,7 +30,11 @@ def engines(tiny_model: Path) -> Iterator[Callable[..., Any]]:
 
     def start(**settings: Any) -> Any:
         made.append(
-            make_engine(EngineSettings(tiny_model, **{"backend": "torch", "micro_batch_tokens": 4096} | settings))
+            make_engine(
+                EngineSettings(
+                    tiny_model, **{"backend": "torch", "micro_batch_tokens": 4096} | settings
+                )
+            )
         )
         return made[-1]
 
@@ -50,7 +54,10 @@ def marked(test: Any) -> Any:
     "settings", [{}, {"backend": "deepspeed"}, {"lora_rank": 4}], ids=["torch", "deepspeed", "lora"]
 )
 def test_layers_that_keep_their_products_alone_make_the_same_weights(
-    engines: Callable[..., Any], settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., Any],
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     digests = set()
     for worth in (0, NEVER):
@@ -90,7 +97,12 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor))])
+        self.elements = max(
+            [
+                self.elements,
+                *(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)),
+            ]
+        )
         return made
 
 
@@ -121,7 +133,9 @@ def peak_bytes(engine: Any, tokens: int) -> int:
     return most
 
 
-def test_memory_grows_as_an_episode_does(engines: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_grows_as_an_episode_does(
+    engines: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 256 * VOCABULARY * 2)
     monkeypatch.setattr(memory, "WORTH_RECOMPUTING_BYTES", 0)
     engine = engines()

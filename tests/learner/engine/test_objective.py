@@ -34,7 +34,8 @@ from tests.learner.traces import make_batch, make_groups
 OBJECTIVES = {
     "ppo": Objective(),
     "gspo, KL, entropy": Objective(
-        loss=make_loss(kind="gspo", entropy=0.01, normalisation="sequence"), reference=ReferenceSection(kl=0.1)
+        loss=make_loss(kind="gspo", entropy=0.01, normalisation="sequence"),
+        reference=ReferenceSection(kl=0.1),
     ),
     "gae": Objective(advantage=make_advantage(kind="gae")),
     "reinforce, turns": Objective(
@@ -48,11 +49,19 @@ OBJECTIVES = {
 def scores_for(batch: Batch) -> list[Scores]:
     """Scores that belong to the trace, wherever it stands."""
     draws = [np.random.default_rng(int(trace.ids_L.sum())) for trace in batch.traces]
-    return [Scores(*draw.normal(-6, 0.3, (4, t.trained_tokens))) for draw, t in zip(draws, batch.traces, strict=True)]
+    return [
+        Scores(*draw.normal(-6, 0.3, (4, t.trained_tokens)))
+        for draw, t in zip(draws, batch.traces, strict=True)
+    ]
 
 
 def gradient(
-    scorer: TokenScorer, batch: Batch, objective: Objective, ranks: int = 1, budget: int = 2000, flat: bool = True
+    scorer: TokenScorer,
+    batch: Batch,
+    objective: Objective,
+    ranks: int = 1,
+    budget: int = 2000,
+    flat: bool = True,
 ) -> Tensor:
     scorer.zero_grad()
     (update,) = build_updates(batch, scores_for(batch), objective, 64)
@@ -60,7 +69,9 @@ def gradient(
         for mb in plan:
             asked = (mb.ids_T, mb.positions_T, mb.segments_S4, mb.trained_N)
             output = ScorerOutput(*scorer(*map(torch.from_numpy, asked)))
-            token_loss(output, loss_inputs(update, mb, batch.version, torch.device("cpu")), objective).sum().backward()
+            token_loss(
+                output, loss_inputs(update, mb, batch.version, torch.device("cpu")), objective
+            ).sum().backward()
     return torch.cat([p.grad.flatten() for p in scorer.parameters() if p.grad is not None])
 
 
@@ -72,7 +83,9 @@ def scorer(tiny_model: Path) -> TokenScorer:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_the_gradient_in_float32_is_the_same_for_every_layout(scorer: TokenScorer, objective: Objective) -> None:
+def test_the_gradient_in_float32_is_the_same_for_every_layout(
+    scorer: TokenScorer, objective: Objective
+) -> None:
     batch = make_groups(0, groups=3, group_size=4, prompt=60)
     whole = gradient(scorer, batch, objective)
     order = np.random.default_rng(0).permutation(len(batch.traces))
@@ -98,7 +111,9 @@ def test_what_stands_at_observation_tokens_gives_no_gradient(scorer: TokenScorer
         )
         for trace in batch.traces
     )
-    mine, theirs = (gradient(scorer, each, Objective()) for each in (batch, replace(batch, traces=noisy)))
+    mine, theirs = (
+        gradient(scorer, each, Objective()) for each in (batch, replace(batch, traces=noisy))
+    )
     assert torch.equal(mine, theirs)
 
 
@@ -120,7 +135,9 @@ def test_what_a_token_counts_equals_its_definition(normalisation: str, seed: int
         assert scale == (0.0 if out else pytest.approx(definition[normalisation]))
 
 
-@pytest.mark.parametrize(("kind", "counted_by"), [("gspo", "sequence"), ("ppo", "token"), ("reinforce", "token")])
+@pytest.mark.parametrize(
+    ("kind", "counted_by"), [("gspo", "sequence"), ("ppo", "token"), ("reinforce", "token")]
+)
 def test_the_default_normalisation_follows_the_loss(kind: str, counted_by: str) -> None:
     assert make_loss(kind=kind).counted_by == counted_by
     assert make_loss(kind=kind, normalisation="prompt").counted_by == "prompt"
@@ -131,7 +148,10 @@ def ess_lr_scale(log_ratio_BT: NDArray[np.float64], parts: int = 1, **columns: T
     rows = []
     for logs_BT in np.split(log_ratio_BT, parts):
         logs_N = torch.from_numpy(logs_BT.ravel())
-        nothing_N, episodes_N = torch.zeros_like(logs_N), torch.arange(len(logs_BT)).repeat_interleave(logs_BT.shape[1])
+        nothing_N, episodes_N = (
+            torch.zeros_like(logs_N),
+            torch.arange(len(logs_BT)).repeat_interleave(logs_BT.shape[1]),
+        )
         own = {name: column.repeat_interleave(logs_BT.shape[1]) for name, column in columns.items()}
         tokens_known = known(nothing_N, nothing_N, episodes_N * 0, episodes_N, **own)
         output = ScorerOutput(logs_N, nothing_N, nothing_N, nothing_N)
@@ -146,7 +166,9 @@ def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:
     assert oracle == pytest.approx(0.601, abs=1e-3)  # of the tokens it is 0.999
     for parts in (1, 8):
         assert ess_lr_scale(log_ratio_BT, parts) == pytest.approx(oracle, rel=1e-6)
-    assert ess_lr_scale(np.full((4, 500), -0.2)) == pytest.approx(1.0)  # all alike, however far away
+    assert ess_lr_scale(np.full((4, 500), -0.2)) == pytest.approx(
+        1.0
+    )  # all alike, however far away
     # Alike but for one, whose Π r of e^-600 is the largest by far: one episode of sixteen is all that is left.
     apart = np.full((16, 10_000), -0.1)
     apart[3] = -0.06
@@ -156,7 +178,10 @@ def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:
 
 def test_episodes_that_are_cloned_or_masked_do_not_lower_the_rate() -> None:
     log_ratio_BT = np.repeat([[0.0], [0.0], [3.0], [-3.0]], 5, axis=1)
-    out = {"demo_N": torch.tensor([False, False, True, False]), "scales_N": torch.tensor([1.0, 1.0, 1.0, 0.0])}
+    out = {
+        "demo_N": torch.tensor([False, False, True, False]),
+        "scales_N": torch.tensor([1.0, 1.0, 1.0, 0.0]),
+    }
     assert ess_lr_scale(log_ratio_BT, **out) == pytest.approx(1.0)
     assert ess_lr_scale(log_ratio_BT) < 0.6
 
@@ -172,8 +197,13 @@ def test_dpo_is_its_losss_gradient_only_where_all_tokens_count_the_same() -> Non
     pulls = [estimate.advantages_N for estimate in estimates(batch.traces, scores_for(batch), dpo)]
     cosines = {}
     for normalisation in ("token", "constant", "sequence", "prompt"):
-        scales = token_scales(batch.traces, [False] * 8, make_loss(normalisation=normalisation), 200)
-        ours, theirs = np.concatenate([s * p for s, p in zip(scales, pulls, strict=True)]), np.concatenate(pulls)
+        scales = token_scales(
+            batch.traces, [False] * 8, make_loss(normalisation=normalisation), 200
+        )
+        ours, theirs = (
+            np.concatenate([s * p for s, p in zip(scales, pulls, strict=True)]),
+            np.concatenate(pulls),
+        )
         cosines[normalisation] = ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs)
     assert min(cosines["token"], cosines["constant"]) == pytest.approx(1.0)
     assert max(cosines["sequence"], cosines["prompt"]) < 0.98
@@ -182,34 +212,51 @@ def test_dpo_is_its_losss_gradient_only_where_all_tokens_count_the_same() -> Non
 def test_a_cut_episode_that_is_masked_stands_in_the_baseline_but_is_not_trained() -> None:
     batch = make_groups(0, groups=1, group_size=3, prompt=4)
     cut = replace(batch, traces=(replace(batch.traces[0], truncated=True), *batch.traces[1:]))
-    masking, keeping = (Objective(advantage=make_advantage(truncated=how)) for how in ("mask", "keep"))
-    (update,), (whole,) = build_updates(cut, None, masking, 64), build_updates(cut, None, keeping, 64)
+    masking, keeping = (
+        Objective(advantage=make_advantage(truncated=how)) for how in ("mask", "keep")
+    )
+    (update,), (whole,) = (
+        build_updates(cut, None, masking, 64),
+        build_updates(cut, None, keeping, 64),
+    )
     assert [sample.scale > 0 for sample in update] == [False, True, True]
     for one, other in zip(update, whole, strict=True):
         assert_allclose(one.estimate.advantages_N, other.estimate.advantages_N)
 
 
 @given(seed=st.integers(0, 1000), minibatches=st.integers(1, 5), epochs=st.integers(1, 3))
-def test_an_epoch_trains_every_trace_once_and_no_group_is_cut(seed: int, minibatches: int, epochs: int) -> None:
+def test_an_epoch_trains_every_trace_once_and_no_group_is_cut(
+    seed: int, minibatches: int, epochs: int
+) -> None:
     batch = make_batch(seed, traces=8)
-    updates = build_updates(batch, None, Objective(loss=make_loss(minibatches=minibatches, epochs=epochs)), 64)
+    updates = build_updates(
+        batch, None, Objective(loss=make_loss(minibatches=minibatches, epochs=epochs)), 64
+    )
     assert len(updates) == min(minibatches, 4) * epochs
     trained = [id(sample.trace) for update in updates for sample in update]
     assert sorted(trained) == sorted([id(trace) for trace in batch.traces] * epochs)
     for update in updates[: len(updates) // epochs]:
         groups = {sample.trace.group for sample in update}
-        assert all((trace.group in groups) == any(sample.trace is trace for sample in update) for trace in batch.traces)
+        assert all(
+            (trace.group in groups) == any(sample.trace is trace for sample in update)
+            for trace in batch.traces
+        )
 
 
 @given(seed=st.integers(0, 1000), version=st.integers(0, 50))
-def test_a_shuffled_epoch_is_a_partition_of_its_own_that_follows_from_seed_and_version(seed: int, version: int) -> None:
+def test_a_shuffled_epoch_is_a_partition_of_its_own_that_follows_from_seed_and_version(
+    seed: int, version: int
+) -> None:
     objective = Objective(loss=make_loss(minibatches=3, epochs=2, shuffle=True))
     batch = replace(make_groups(0, groups=9, group_size=2, prompt=4), version=version)
     numbered = tuple(replace(trace, group=index // 2) for index, trace in enumerate(batch.traces))
     batch = replace(batch, traces=numbered)
 
     def groups(seed: int) -> list[set[int]]:
-        return [{s.trace.group for s in update} for update in build_updates(batch, None, objective, 64, seed)]
+        return [
+            {s.trace.group for s in update}
+            for update in build_updates(batch, None, objective, 64, seed)
+        ]
 
     made = groups(seed)
     assert made == groups(seed)
@@ -220,19 +267,31 @@ def test_a_shuffled_epoch_is_a_partition_of_its_own_that_follows_from_seed_and_v
 
 def test_a_weight_multiplies_the_loss_of_its_episodes_alone() -> None:
     batch = make_groups(0, groups=2, group_size=2, prompt=4)
-    weighted = replace(batch, traces=tuple(replace(t, weight=1.0 + 2 * (i < 2)) for i, t in enumerate(batch.traces)))
+    weighted = replace(
+        batch,
+        traces=tuple(replace(t, weight=1.0 + 2 * (i < 2)) for i, t in enumerate(batch.traces)),
+    )
     (plain,), (heavy,) = (build_updates(each, None, Objective(), 64) for each in (batch, weighted))
-    assert [h.scale / p.scale for h, p in zip(heavy, plain, strict=True)] == pytest.approx([3, 3, 1, 1])
+    assert [h.scale / p.scale for h, p in zip(heavy, plain, strict=True)] == pytest.approx(
+        [3, 3, 1, 1]
+    )
 
 
 def test_while_the_critic_warms_up_the_policy_has_no_gradient() -> None:
-    logprobs_N, values_N = torch.tensor([[-1.0, -2.0], [0.3, -0.1]], dtype=torch.float64).requires_grad_()
+    logprobs_N, values_N = torch.tensor(
+        [[-1.0, -2.0], [0.3, -0.1]], dtype=torch.float64
+    ).requires_grad_()
     nothing_N, first_N = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     inputs = known(nothing_N - 1.5, nothing_N + 0.7, first_N, first_N, targets_N=nothing_N + 1.0)
     output = ScorerOutput(logprobs_N, nothing_N, values_N, nothing_N)
     gae = Objective(advantage=make_advantage(kind="gae"))
-    whole, alone = (token_loss(output, inputs, gae, critic_alone=alone).sum() for alone in (False, True))
+    whole, alone = (
+        token_loss(output, inputs, gae, critic_alone=alone).sum() for alone in (False, True)
+    )
     policy_N, critic_N = torch.autograd.grad(alone, [logprobs_N, values_N], retain_graph=True)
     assert policy_N.tolist() == [0.0, 0.0]
-    assert torch.equal(critic_N, torch.autograd.grad(whole, [values_N], retain_graph=True)[0]) and critic_N.all()
+    assert (
+        torch.equal(critic_N, torch.autograd.grad(whole, [values_N], retain_graph=True)[0])
+        and critic_N.all()
+    )
     assert torch.autograd.grad(whole, [logprobs_N])[0].any()

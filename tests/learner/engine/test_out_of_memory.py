@@ -19,7 +19,11 @@ from tests.learner.traces import make_batch
 pytestmark = DEEPSPEED
 
 UPDATES = 2
-KL = Objective(advantage=RETURNS.advantage, loss=make_loss(minibatches=UPDATES), reference=ReferenceSection(kl=0.1))
+KL = Objective(
+    advantage=RETURNS.advantage,
+    loss=make_loss(minibatches=UPDATES),
+    reference=ReferenceSection(kl=0.1),
+)
 """A pass that scores the batch, then two updates."""
 MICRO_BATCH_TOKENS = 64
 
@@ -31,12 +35,16 @@ class Memory:
         self.passes = 0
         self._short_at = short_at
         layer = engine._backend.scorer.lm.model.layers[1]
-        (layer.register_full_backward_hook if backward else layer.register_forward_hook)(self._passed)
+        (layer.register_full_backward_hook if backward else layer.register_forward_hook)(
+            self._passed
+        )
 
     def _passed(self, *_: Any) -> None:
         self.passes += 1
         if self.passes in self._short_at:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ..."
+            )
 
 
 def stepped(engine: Any, path: Path) -> str:
@@ -49,7 +57,12 @@ def stepped(engine: Any, path: Path) -> str:
 def test_a_step_that_is_computed_again_is_the_same_step(
     backend: str, stage: int, start: StartEngine, tmp_path: Path
 ) -> None:
-    settings = {"backend": backend, "zero_stage": stage, "objective": KL, "micro_batch_tokens": MICRO_BATCH_TOKENS}
+    settings = {
+        "backend": backend,
+        "zero_stage": stage,
+        "objective": KL,
+        "micro_batch_tokens": MICRO_BATCH_TOKENS,
+    }
     engine = start(**settings)
     passes, backwards = Memory(engine), Memory(engine, backward=True)
     undisturbed = stepped(engine, tmp_path / "undisturbed")

@@ -32,7 +32,9 @@ EACH_STAGE: dict[int, dict[str, Any]] = {
 @pytest.mark.process
 @in_this_process
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_offload_and_buckets_make_the_same_weights(stage: int, tiny_model: Path, tmp_path: Path) -> None:
+def test_offload_and_buckets_make_the_same_weights(
+    stage: int, tiny_model: Path, tmp_path: Path
+) -> None:
     digests = []
     for passed in ({}, {"zero_optimization": EACH_STAGE[stage]}):
         refuse_unsafe(passed)
@@ -41,7 +43,9 @@ def test_offload_and_buckets_make_the_same_weights(stage: int, tiny_model: Path,
         # At stages 1 and 3 offload adds up the gradient's norm in another order, so that a gradient that is clipped
         # differs in its last bits. Here none is clipped there.
         limits = {"max_grad_norm": 1e9 if stage in (1, 3) else 1.0, "micro_batch_tokens": 128}
-        settings = EngineSettings(tiny_model, zero_stage=stage, deepspeed=passed, objective=KL, **limits)
+        settings = EngineSettings(
+            tiny_model, zero_stage=stage, deepspeed=passed, objective=KL, **limits
+        )
         figures = train(make_engine(settings), directory)
         assert figures["repeats"], "a step after `load` made other weights than before"
         digests.append(figures["digest"])
@@ -51,20 +55,34 @@ def test_offload_and_buckets_make_the_same_weights(stage: int, tiny_model: Path,
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"bf16": {"enabled": False}}, "bf16 cannot be set: the learner always computes in bfloat16"),
+        (
+            {"bf16": {"enabled": False}},
+            "bf16 cannot be set: the learner always computes in bfloat16",
+        ),
         ({"train_batch_size": 8}, r"train_batch_size cannot be set: rl\.groups_per_step decides"),
         ({"gradient_clipping": 0.5}, r"set learner\.max_grad_norm"),
         ({"optimizer": {"type": "Lion"}}, "the optimizer is AdamW"),
-        ({"zero_optimization": {"stage": 2}}, r"zero_optimization\.stage cannot be set: set learner\.zero_stage"),
+        (
+            {"zero_optimization": {"stage": 2}},
+            r"zero_optimization\.stage cannot be set: set learner\.zero_stage",
+        ),
         ({"zero_optimization": {"zero_quantized_weights": True}}, "it rounds the weights"),
         ({"zero_optimization": {"overlap_com": True}}, "did you mean overlap_comm"),
-        ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, "'nvme': choose cpu or none"),
+        (
+            {"zero_optimization": {"offload_param": {"device": "nvme"}}},
+            "'nvme': choose cpu or none",
+        ),
         ({"zero_optimization": {"offload_param": "cpu"}}, "write it as a table"),
-        ({"zero_optimization": {"offload_optimizer": {"ratio": 0.3}}}, r"offload_optimizer\.ratio is no key"),
+        (
+            {"zero_optimization": {"offload_optimizer": {"ratio": 0.3}}},
+            r"offload_optimizer\.ratio is no key",
+        ),
         ({"zero_optimisation": {}}, "did you mean zero_optimization"),
     ],
 )
-def test_what_could_change_a_digest_is_refused_with_the_reason(given: dict[str, Any], message: str) -> None:
+def test_what_could_change_a_digest_is_refused_with_the_reason(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         refuse_unsafe(given)
 

@@ -20,7 +20,15 @@ from horizonrl.learner.engine.model.packing import pack
 from horizonrl.learner.engine.ranks import decode_batch, encode_batch
 from horizonrl.learner.engine.registry import make_engine
 from tests.learner.branching import branching_group
-from tests.learner.ranks_program import CHUNK, FIGURES, HEADS, resume, run_program, train, uneven_batches
+from tests.learner.ranks_program import (
+    CHUNK,
+    FIGURES,
+    HEADS,
+    resume,
+    run_program,
+    train,
+    uneven_batches,
+)
 from tests.learner.traces import make_batch
 from tests.namespaces import two_machines
 
@@ -33,7 +41,9 @@ def flat(path: Path) -> torch.Tensor:
 
 @given(st.integers(0, 1000), st.integers(0, 6))
 def test_a_batch_crosses_to_the_other_ranks_bit_for_bit(seed: int, traces: int) -> None:
-    branched = [trace for episode in branching_group(seed).episodes for trace in traces_of(episode, 9)]
+    branched = [
+        trace for episode in branching_group(seed).episodes for trace in traces_of(episode, 9)
+    ]
     batch = Batch((*make_batch(seed, traces=traces).traces, *branched), 1)
     received = decode_batch(encode_batch(batch))
     assert received.version == batch.version
@@ -56,7 +66,9 @@ def odd_model(tmp_path: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": 512, "hidden_size": 33, "intermediate_size": 65, "num_hidden_layers": 2}
-    config = LlamaConfig(**sizes, num_attention_heads=3, head_dim=32, tie_word_embeddings=True, dtype="bfloat16")
+    config = LlamaConfig(
+        **sizes, num_attention_heads=3, head_dim=32, tie_word_embeddings=True, dtype="bfloat16"
+    )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "odd-model")
     return tmp_path / "odd-model"
 
@@ -78,7 +90,10 @@ def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
     """One rank, at stage 1."""
     directory = tmp_path_factory.mktemp("alone")
     return Trained(
-        train(make_engine(EngineSettings(tiny_model, micro_batch_tokens=128, objective=KL)), directory), directory
+        train(
+            make_engine(EngineSettings(tiny_model, micro_batch_tokens=128, objective=KL)), directory
+        ),
+        directory,
     )
 
 
@@ -91,12 +106,18 @@ def stages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {stage: Trained(leader[stage], directory / stage) for stage in "123"}
 
 
-def assert_same_steps(alone: Trained, together: Trained, model_dir: Path, close: float = 1e-3) -> None:
+def assert_same_steps(
+    alone: Trained, together: Trained, model_dir: Path, close: float = 1e-3
+) -> None:
     figures = together.figures
     assert figures["trained_tokens"] == alone.figures["trained_tokens"]
     for name in ("loss", "grad_norm", "ess", "reference_kl"):
-        assert figures[name][0] == pytest.approx(alone.figures[name][0], rel=close, nan_ok=True), name
-        assert figures[name] == pytest.approx(alone.figures[name], rel=5e-2, abs=2e-3, nan_ok=True), name
+        assert figures[name][0] == pytest.approx(alone.figures[name][0], rel=close, nan_ok=True), (
+            name
+        )
+        assert figures[name] == pytest.approx(
+            alone.figures[name], rel=5e-2, abs=2e-3, nan_ok=True
+        ), name
     before = flat(model_dir / "model.safetensors")
     deltas = (alone.weights - before, together.weights - before)
     assert float(torch.nn.functional.cosine_similarity(*deltas, dim=0)) > 0.95
@@ -132,7 +153,9 @@ def test_two_ranks_make_the_updates_of_one_with_a_critic(tiny_model: Path, tmp_p
     trained = []
     for ranks in (1, 2):
         (tmp_path / str(ranks)).mkdir()
-        figures, *others = run_program("train-z3-u2", tiny_model, tmp_path / str(ranks), ranks=ranks)
+        figures, *others = run_program(
+            "train-z3-u2", tiny_model, tmp_path / str(ranks), ranks=ranks
+        )
         assert all(rank["rc"] == 0 for rank in (figures, *others)), (figures, others)
         trained.append(Trained(figures, tmp_path / str(ranks)))
     # The first figures already hold a second update, after a step of bfloat16 weights.
@@ -146,7 +169,9 @@ def headed_models(tmp_path: Path) -> Path:
 
     sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     for name in HEADS:
-        config = LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=name == "tied", dtype="bfloat16")
+        config = LlamaConfig(
+            **sizes, num_attention_heads=2, tie_word_embeddings=name == "tied", dtype="bfloat16"
+        )
         with torch.random.fork_rng():
             torch.manual_seed(0)
             LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "models" / name)
@@ -178,7 +203,10 @@ def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> 
         assert file.read_bytes() == (directory / "again" / file.name).read_bytes(), file.name
     state = load_file(directory / "again" / "training-00000.safetensors")
     loaded = load_file(directory / "loaded.safetensors")
-    assert all(torch.equal(tensor, state[f"master.{name}"].to(torch.bfloat16)) for name, tensor in loaded.items())
+    assert all(
+        torch.equal(tensor, state[f"master.{name}"].to(torch.bfloat16))
+        for name, tensor in loaded.items()
+    )
     assert len(state) == 3 * len(loaded) + 1
     for name in ("loss", "grad_norm", "reference_kl"):
         assert resumed[name] == pytest.approx(first.figures[name][2], rel=1e-2), name
@@ -195,21 +223,27 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(
 ) -> None:
     together = stages[stage]
     shutil.copytree(together.directory / "checkpoint", tmp_path / "checkpoint")
-    engine = make_engine(EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128, objective=KL))
+    engine = make_engine(
+        EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128, objective=KL)
+    )
     assert_resumed(together, resume(engine, tmp_path), tmp_path)
 
 
 @pytest.mark.process
 @in_this_process
 def test_a_checkpoint_of_one_rank_resumes_on_two(odd_model: Path, tmp_path: Path) -> None:
-    figures = train(make_engine(EngineSettings(odd_model, micro_batch_tokens=128, objective=KL)), tmp_path)
+    figures = train(
+        make_engine(EngineSettings(odd_model, micro_batch_tokens=128, objective=KL)), tmp_path
+    )
     leader, follower = run_program("resume-z3-k1", odd_model, tmp_path, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
     assert_resumed(Trained(figures, tmp_path), leader, tmp_path)
 
 
 @pytest.mark.process
-def test_a_rank_that_is_gone_ends_the_leader_with_an_error(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_rank_that_is_gone_ends_the_leader_with_an_error(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     leader, deserter = run_program("desert", tiny_model, tmp_path, ranks=2)
     assert deserter["rc"] == 7
     assert leader["rc"] == 1, leader

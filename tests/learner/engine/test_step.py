@@ -29,7 +29,10 @@ KL = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1))
 
 
 def test_observation_tokens_give_no_gradient(start: StartEngine) -> None:
-    traces = [replace(trace, rewards_L=(~trace.mask_L).astype(np.float32)) for trace in make_batch().traces]
+    traces = [
+        replace(trace, rewards_L=(~trace.mask_L).astype(np.float32))
+        for trace in make_batch().traces
+    ]
     assert start().train_step(Batch(tuple(traces), 1), 1e-3).grad_norm == 0.0
 
 
@@ -39,30 +42,55 @@ def test_imitation_learns_a_sequence_by_heart(start: StartEngine) -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_demonstrations_are_fitted_at_temperature_1_whatever_the_rollouts(start: StartEngine) -> None:
+def test_demonstrations_are_fitted_at_temperature_1_whatever_the_rollouts(
+    start: StartEngine,
+) -> None:
     batch = make_batch()
-    mixed = replace(batch, traces=tuple(replace(t, demo=index % 2 == 0) for index, t in enumerate(batch.traces)))
-    quiet = replace(mixed, traces=tuple(replace(t, rewards_L=0 * t.rewards_L) for t in mixed.traces))
-    hot, cold = (start(temperature=temperature).train_step(quiet, 0.0) for temperature in (1.0, 0.25))
-    assert cold.loss == pytest.approx(hot.loss, rel=1e-6) and cold.grad_norm == pytest.approx(hot.grad_norm, rel=1e-6)
+    mixed = replace(
+        batch, traces=tuple(replace(t, demo=index % 2 == 0) for index, t in enumerate(batch.traces))
+    )
+    quiet = replace(
+        mixed, traces=tuple(replace(t, rewards_L=0 * t.rewards_L) for t in mixed.traces)
+    )
+    hot, cold = (
+        start(temperature=temperature).train_step(quiet, 0.0) for temperature in (1.0, 0.25)
+    )
+    assert cold.loss == pytest.approx(hot.loss, rel=1e-6) and cold.grad_norm == pytest.approx(
+        hot.grad_norm, rel=1e-6
+    )
     assert cold.logprob_gap > 1.1 * hot.logprob_gap
 
 
 def test_imitation_leaves_out_what_it_cannot_measure(start: StartEngine) -> None:
     stats = start().train_step(demonstrations(make_batch()), 1e-3)
     assert stats.trained_tokens == make_batch().trained_tokens and stats.entropy > 0
-    assert all(math.isnan(getattr(stats, name)) for name in ("kl", "logprob_gap", "importance_mean", "ess"))
+    assert all(
+        math.isnan(getattr(stats, name)) for name in ("kl", "logprob_gap", "importance_mean", "ess")
+    )
 
 
-def test_a_policy_that_scores_its_own_samples_has_no_gap(start: StartEngine, tiny_model: Path) -> None:
+def test_a_policy_that_scores_its_own_samples_has_no_gap(
+    start: StartEngine, tiny_model: Path
+) -> None:
     lm: Any = load_language_model(tiny_model)
     traces = []
     for trace in make_batch().traces:
         with torch.no_grad():
-            scores_LV = lm(input_ids=torch.from_numpy(trace.ids_L)[None].long()).logits[0].float().log_softmax(-1)
-        mu_L = scores_LV[:-1].gather(1, torch.from_numpy(trace.ids_L).long()[1:, None])[:, 0].numpy()
-        traces.append(replace(trace, logprobs_L=np.where(trace.mask_L, np.concatenate([[0], mu_L]), 0)))
-    stats = start().train_step(Batch(tuple(replace(t, versions_L=t.versions_L.clip(max=1)) for t in traces), 1), 0.0)
+            scores_LV = (
+                lm(input_ids=torch.from_numpy(trace.ids_L)[None].long())
+                .logits[0]
+                .float()
+                .log_softmax(-1)
+            )
+        mu_L = (
+            scores_LV[:-1].gather(1, torch.from_numpy(trace.ids_L).long()[1:, None])[:, 0].numpy()
+        )
+        traces.append(
+            replace(trace, logprobs_L=np.where(trace.mask_L, np.concatenate([[0], mu_L]), 0))
+        )
+    stats = start().train_step(
+        Batch(tuple(replace(t, versions_L=t.versions_L.clip(max=1)) for t in traces), 1), 0.0
+    )
     assert stats.logprob_gap < 0.05 and stats.logprob_gap_fresh < 0.05
     assert stats.ess > 0.99 and stats.importance_mean == pytest.approx(1.0, abs=0.02)
 
@@ -76,9 +104,13 @@ def test_the_gap_at_an_earlier_version_is_measured_with_that_versions_weights(
     batch = Batch((replace(trace, versions_L=np.where(mask_L, 3, -1).astype(np.int32)),), version=3)
     engine.write_weights(tmp_path / "v3")
     measured = engine.train_step(batch, lr=1e-2).logprob_gap_fresh
-    assert engine.logprob_gap_at(batch.traces[0], 3, tmp_path / "v3") == pytest.approx(measured, rel=1e-3)
+    assert engine.logprob_gap_at(batch.traces[0], 3, tmp_path / "v3") == pytest.approx(
+        measured, rel=1e-3
+    )
     engine.write_weights(tmp_path / "v4")
-    assert engine.logprob_gap_at(batch.traces[0], 3, tmp_path / "v4") != pytest.approx(measured, rel=1e-2)
+    assert engine.logprob_gap_at(batch.traces[0], 3, tmp_path / "v4") != pytest.approx(
+        measured, rel=1e-2
+    )
 
 
 def test_without_learning_rate_the_weights_stay(start: StartEngine, tmp_path: Path) -> None:
@@ -92,7 +124,10 @@ def test_the_weights_file_has_hugging_face_names_and_its_own_digest(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
     digest = start().write_weights(tmp_path / "weights.safetensors")
-    written, original = load_file(tmp_path / "weights.safetensors"), load_file(tiny_model / "model.safetensors")
+    written, original = (
+        load_file(tmp_path / "weights.safetensors"),
+        load_file(tiny_model / "model.safetensors"),
+    )
     assert written.keys() == original.keys()
     assert all(torch.equal(written[name], original[name]) for name in original)
     assert digest == digest_file(tmp_path / "weights.safetensors")
@@ -100,7 +135,10 @@ def test_the_weights_file_has_hugging_face_names_and_its_own_digest(
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(start: StartEngine) -> None:
-    traces = [replace(trace, rewards_L=np.full_like(trace.rewards_L, np.nan)) for trace in make_batch().traces]
+    traces = [
+        replace(trace, rewards_L=np.full_like(trace.rewards_L, np.nan))
+        for trace in make_batch().traces
+    ]
     with pytest.raises(RunFailed, match="resume from the last checkpoint"):
         start().train_step(Batch(tuple(traces), 1), 1e-3)
 
@@ -116,14 +154,21 @@ def test_a_trace_over_the_budget_is_refused(start: StartEngine) -> None:
 
 
 def test_the_trust_region_is_the_settings_one(start: StartEngine) -> None:
-    traces = [replace(t, logprobs_L=np.where(t.mask_L, -30, 0).astype(np.float32)) for t in make_batch().traces]
+    traces = [
+        replace(t, logprobs_L=np.where(t.mask_L, -30, 0).astype(np.float32))
+        for t in make_batch().traces
+    ]
     for dual_clip, stopped in ((3.0, 1.0), (None, None)):
-        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=make_loss(dual_clip=dual_clip)))
+        engine = start(
+            objective=Objective(advantage=RETURNS.advantage, loss=make_loss(dual_clip=dual_clip))
+        )
         stats = engine.train_step(Batch(tuple(traces), 1), 1e-3)
         assert (stats.clip_share == 1.0 and stats.grad_norm == 0.0) is (stopped is not None)
 
 
-def test_the_critic_leaves_the_weights_that_actors_get_as_they_are(start: StartEngine, tmp_path: Path) -> None:
+def test_the_critic_leaves_the_weights_that_actors_get_as_they_are(
+    start: StartEngine, tmp_path: Path
+) -> None:
     engine = start(objective=GAE)
     first = engine.write_weights(tmp_path / "first")
     engine.train_step(make_batch(), 0.0)
@@ -131,11 +176,15 @@ def test_the_critic_leaves_the_weights_that_actors_get_as_they_are(start: StartE
 
 
 def test_at_a_rate_of_0_the_gradient_is_the_critics_alone(start: StartEngine) -> None:
-    alone, both = (start(objective=GAE).train_step(make_batch(), lr).grad_norm for lr in (0.0, 1e-3))
+    alone, both = (
+        start(objective=GAE).train_step(make_batch(), lr).grad_norm for lr in (0.0, 1e-3)
+    )
     assert 0 < alone < 0.99 * both
 
 
-@pytest.mark.parametrize("settings", [{"backend": "torch"}, *({"zero_stage": stage} for stage in range(4))], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"backend": "torch"}, *({"zero_stage": stage} for stage in range(4))], ids=str
+)
 def test_a_group_that_pauses_counts_no_step_and_its_first_one_is_as_large_as_the_rate(
     start: StartEngine, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -146,18 +195,26 @@ def test_a_group_that_pauses_counts_no_step_and_its_first_one_is_as_large_as_the
         engine.train_step(batch, lr)
         before, masters = masters, _masters(engine, tmp_path / f"{step}")
         moved.append({name: (masters[name] - before[name]).abs().max().item() for name in masters})
-    policy = [max(change for name, change in moves.items() if "critic" not in name) for moves in moved]
+    policy = [
+        max(change for name, change in moves.items() if "critic" not in name) for moves in moved
+    ]
     critic = [max(change for name, change in moves.items() if "critic" in name) for moves in moved]
-    assert policy[:2] == [0.0, 0.0] and policy[2] == pytest.approx(rate, rel=0.01), "AdamW's first step is its rate"
+    assert policy[:2] == [0.0, 0.0] and policy[2] == pytest.approx(rate, rel=0.01), (
+        "AdamW's first step is its rate"
+    )
     assert [change > 0 for change in critic] == [True, True, True, False, True]
     assert json.loads((tmp_path / "5" / "engine.json").read_text())["optimizer_steps"] == [3, 4]
     again = start(objective=GAE, **settings)
     again.load(tmp_path / "5")
     again.save(tmp_path / "again", {})
-    assert (tmp_path / "again" / "engine.json").read_text() == (tmp_path / "5" / "engine.json").read_text()
+    assert (tmp_path / "again" / "engine.json").read_text() == (
+        tmp_path / "5" / "engine.json"
+    ).read_text()
 
 
-def test_a_checkpoint_with_one_count_for_all_groups_is_read(start: StartEngine, tmp_path: Path) -> None:
+def test_a_checkpoint_with_one_count_for_all_groups_is_read(
+    start: StartEngine, tmp_path: Path
+) -> None:
     engine = start(objective=GAE)
     engine.train_step(make_batch(), 1e-3)
     engine.save(tmp_path / "1", {})
@@ -178,14 +235,21 @@ def _masters(engine: RankEngine, directory: Path) -> dict[str, torch.Tensor]:
 def test_the_reference_is_the_policy_at_the_start_of_rl(start: StartEngine) -> None:
     engine = start(objective=KL)
     engine.train_step(demonstrations(make_batch()), 1e-2)
-    kls = [engine.train_step(make_batch(seed, version=1 + seed), 1e-2).reference_kl for seed in range(3)]
+    kls = [
+        engine.train_step(make_batch(seed, version=1 + seed), 1e-2).reference_kl
+        for seed in range(3)
+    ]
     assert kls[0] == pytest.approx(0.0, abs=1e-6) and min(kls[1:]) > 1e-3
 
 
 def test_the_reference_moves_forward_when_asked(start: StartEngine) -> None:
-    moving = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1, refresh_every=2))
+    moving = Objective(
+        advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1, refresh_every=2)
+    )
     engine = start(objective=moving)
-    kls = [engine.train_step(make_batch(seed, version=seed), 1e-2).reference_kl for seed in range(4)]
+    kls = [
+        engine.train_step(make_batch(seed, version=seed), 1e-2).reference_kl for seed in range(4)
+    ]
     assert [kl > 1e-3 for kl in kls] == [False, True, False, True]
 
 
@@ -195,19 +259,27 @@ def test_a_batch_may_make_several_updates(start: StartEngine, tmp_path: Path) ->
     for index, engine in enumerate((one, several)):
         engine.train_step(make_batch(), 1e-3)
         engine.save(tmp_path / f"{index}", {})
-        counts.append(json.loads((tmp_path / f"{index}" / "engine.json").read_text())["optimizer_steps"])
+        counts.append(
+            json.loads((tmp_path / f"{index}" / "engine.json").read_text())["optimizer_steps"]
+        )
     assert counts == [[1], [4]]
 
 
 def test_an_update_that_finds_too_large_a_kl_is_the_last_of_its_batch(start: StartEngine) -> None:
     def updates(kl_max: float | None) -> int:
-        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=make_loss(epochs=4, kl_max=kl_max)))
+        engine = start(
+            objective=Objective(
+                advantage=RETURNS.advantage, loss=make_loss(epochs=4, kl_max=kl_max)
+            )
+        )
         return engine.train_step(make_batch(), 1e-2).updates
 
     assert (updates(None), updates(1e-9), updates(1e9)) == (4, 1, 4)
 
 
-def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(start: StartEngine) -> None:
+def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(
+    start: StartEngine,
+) -> None:
     """With the exact proximal policy ρ leaves 1 only by the updates before; on-policy a first one stops nothing."""
     loss = make_loss(kind="decoupled_ppo", epochs=4, low=1e-3, high=1e-3)
     engine = start(objective=Objective(advantage=RETURNS.advantage, loss=loss))
@@ -216,7 +288,9 @@ def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(
 
 
 def test_the_entropy_bonus_raises_the_entropy(start: StartEngine) -> None:
-    quiet = [replace(trace, rewards_L=np.zeros_like(trace.rewards_L)) for trace in make_batch().traces]
+    quiet = [
+        replace(trace, rewards_L=np.zeros_like(trace.rewards_L)) for trace in make_batch().traces
+    ]
     engine = start(objective=Objective(advantage=RETURNS.advantage, loss=make_loss(entropy=1.0)))
     entropies = [engine.train_step(Batch(tuple(quiet), 1), 1e-3).entropy for _ in range(4)]
     assert entropies[-1] > entropies[0] + 0.01
@@ -229,14 +303,25 @@ def test_a_low_effective_sample_size_of_episodes_lowers_the_learning_rate(
     products = []
     for trace in make_batch().traces:
         with torch.no_grad():
-            scores_LV = lm(input_ids=torch.from_numpy(trace.ids_L)[None].long()).logits[0].float().log_softmax(-1)
+            scores_LV = (
+                lm(input_ids=torch.from_numpy(trace.ids_L)[None].long())
+                .logits[0]
+                .float()
+                .log_softmax(-1)
+            )
         asked = np.flatnonzero(trace.mask_L)
         log_ratios = scores_LV[asked - 1, trace.ids_L[asked]].numpy() - trace.logprobs_L[asked]
         products.append(np.exp(log_ratios.astype(np.float64).sum()))
-    scale = math.sqrt(sum(products) ** 2 / (len(products) * sum(product**2 for product in products)))
+    scale = math.sqrt(
+        sum(products) ** 2 / (len(products) * sum(product**2 for product in products))
+    )
     lengths = []
     for scaled in (False, True):
-        engine = start(objective=Objective(advantage=RETURNS.advantage, correction=make_correction(ess_lr=scaled)))
+        engine = start(
+            objective=Objective(
+                advantage=RETURNS.advantage, correction=make_correction(ess_lr=scaled)
+            )
+        )
         before = weights_of(engine, tmp_path / "before")
         stats = engine.train_step(make_batch(), 1e-2)
         assert stats.lr == pytest.approx(1e-2 * scale if scaled else 1e-2, rel=0.02)
@@ -247,7 +332,9 @@ def test_a_low_effective_sample_size_of_episodes_lowers_the_learning_rate(
 
 def test_demonstrations_may_stand_beside_episodes(start: StartEngine) -> None:
     batch = make_batch()
-    mixed = replace(batch, traces=tuple(replace(t, demo=index % 2 == 0) for index, t in enumerate(batch.traces)))
+    mixed = replace(
+        batch, traces=tuple(replace(t, demo=index % 2 == 0) for index, t in enumerate(batch.traces))
+    )
     stats = start(objective=Objective()).train_step(mixed, 1e-3)
     assert stats.trained_tokens == batch.trained_tokens and math.isfinite(stats.ess)
 
@@ -273,7 +360,9 @@ def test_a_batch_that_a_correction_drops_whole_leaves_the_policy_as_it_is(
     engine.train_step(demonstrations(first), 1e-3)
     before = weights_of(engine, tmp_path / "before")
     # Sampled by a policy that found each token likelier, and rewarded below 0: what every correction here drops.
-    traces = [replace(t, logprobs_L=np.where(t.mask_L, -1e-3, 0).astype(np.float32)) for t in batch.traces]
+    traces = [
+        replace(t, logprobs_L=np.where(t.mask_L, -1e-3, 0).astype(np.float32)) for t in batch.traces
+    ]
     traces = [replace(t, rewards_L=-np.abs(t.rewards_L)) for t in traces]
     stats = engine.train_step(replace(batch, traces=tuple(traces)), 1e-3)
     assert (stats.grad_norm, stats.lr) == (0.0, 0.0)

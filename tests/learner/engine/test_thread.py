@@ -52,7 +52,10 @@ def test_a_call_that_hangs_ends_the_learner_with_the_setting_to_change() -> None
 
     async def scenario() -> None:
         engine = EngineThread(Stuck(), thread, timeout_s=0.05)
-        with pytest.raises(RunFailed, match=r"engine's train_step took longer than learner\.step_timeout_s = 0\.05 s"):
+        with pytest.raises(
+            RunFailed,
+            match=r"engine's train_step took longer than learner\.step_timeout_s = 0\.05 s",
+        ):
             await engine.train_step(Batch(traces=(), version=0), 0.5)
         hanging.set()
 

@@ -25,7 +25,9 @@ def settle(accounts: TicketAccounts, number: int, end: str) -> None:
 
 
 @given(st.permutations(range(30)), st.lists(ends, min_size=30, max_size=30), st.integers(0, 30))
-def test_issued_is_settled_plus_outstanding_at_every_moment(order: list[int], kinds: list[str], count: int) -> None:
+def test_issued_is_settled_plus_outstanding_at_every_moment(
+    order: list[int], kinds: list[str], count: int
+) -> None:
     """Of one kind; eval tickets are the ones that know every end."""
     accounts = TicketAccounts()
     for number, end in list(zip(order, kinds, strict=True))[:count]:
@@ -54,7 +56,9 @@ def test_books_survive_a_checkpoint(numbers: set[int], kinds: list[str]) -> None
 
 
 @given(st.lists(st.integers(0, 60), unique=True), st.integers(0, 60), st.integers(1, 8))
-def test_ticket_numbers_are_a_set_that_is_kept_as_ranges(order: list[int], start: int, limit: int) -> None:
+def test_ticket_numbers_are_a_set_that_is_kept_as_ranges(
+    order: list[int], start: int, limit: int
+) -> None:
     numbers, plain = TicketNumbers(), set[int]()
     for number in order:
         assert number not in numbers

@@ -42,7 +42,9 @@ def consume(record: Group | Void | DeadLetter, position: LearnerPosition = RL) -
     return collector
 
 
-def why_dropped(record: Group | Void | DeadLetter, position: LearnerPosition = RL) -> list[DropReason]:
+def why_dropped(
+    record: Group | Void | DeadLetter, position: LearnerPosition = RL
+) -> list[DropReason]:
     return [drop.reason for drop in consume(record, position).pending.dropped]
 
 
@@ -65,7 +67,9 @@ def test_a_fresh_group_with_variance_is_admitted_and_stays_outstanding_until_its
         (DeadLetter("not MessagePack", "train-00000003"), DropReason.MALFORMED),
     ],
 )
-def test_what_may_not_be_trained_is_dropped_with_its_reason(group: Group | DeadLetter, reason: DropReason) -> None:
+def test_what_may_not_be_trained_is_dropped_with_its_reason(
+    group: Group | DeadLetter, reason: DropReason
+) -> None:
     assert why_dropped(group) == [reason]
 
 
@@ -82,7 +86,9 @@ def test_what_may_not_be_trained_is_dropped_with_its_reason(group: Group | DeadL
         (Provenance(actor="a", model_digest="m", stop_ids="2"), False),
     ],
 )
-def test_a_group_of_another_model_or_template_is_malformed(made: Provenance, accepted: bool, kind: Kind) -> None:
+def test_a_group_of_another_model_or_template_is_malformed(
+    made: Provenance, accepted: bool, kind: Kind
+) -> None:
     rules = RULES.of_model({"model": "m", "template": "t", "stops": "2 7"})
     collector = Collector(rules, TicketAccounts())
     group = make_group(version=5, kind=kind).model_copy(update={"provenance": made})
@@ -91,7 +97,9 @@ def test_a_group_of_another_model_or_template_is_malformed(made: Provenance, acc
         assert end is not None
         assert end.how == ("evaluated" if accepted else "malformed")
     else:
-        assert [drop.reason for drop in collector.pending.dropped] == ([] if accepted else [DropReason.MALFORMED])
+        assert [drop.reason for drop in collector.pending.dropped] == (
+            [] if accepted else [DropReason.MALFORMED]
+        )
 
 
 def test_the_staleness_bound_is_inclusive() -> None:
@@ -101,19 +109,27 @@ def test_the_staleness_bound_is_inclusive() -> None:
 def test_token_ids_that_the_model_does_not_have_are_malformed() -> None:
     group = make_group(version=5)
     hostile = make_episode(0, make_turn((100,), 5, 1.0))
-    assert why_dropped(group.model_copy(update={"episodes": (hostile, group.episodes[1])})) == [DropReason.MALFORMED]
+    assert why_dropped(group.model_copy(update={"episodes": (hostile, group.episodes[1])})) == [
+        DropReason.MALFORMED
+    ]
 
 
 def test_an_episode_longer_than_the_context_is_malformed() -> None:
     group = make_group(version=5)
     long = make_episode(0, make_turn((5,) * 65, 5, 1.0))
-    assert why_dropped(group.model_copy(update={"episodes": (long, group.episodes[1])})) == [DropReason.MALFORMED]
+    assert why_dropped(group.model_copy(update={"episodes": (long, group.episodes[1])})) == [
+        DropReason.MALFORMED
+    ]
 
 
 def test_a_group_of_which_everything_is_masked_teaches_nothing() -> None:
     group = make_group(version=5)
     cut = group.model_copy(
-        update={"episodes": tuple(e.model_copy(update={"stop": StopReason.HORIZON}) for e in group.episodes)}
+        update={
+            "episodes": tuple(
+                e.model_copy(update={"stop": StopReason.HORIZON}) for e in group.episodes
+            )
+        }
     )
     masking = replace(RULES, advantage=make_advantage(truncated="mask"))
     assert RULES.has_signal(cut) and masking.has_signal(group) and not masking.has_signal(cut)
@@ -143,7 +159,11 @@ def test_a_group_delivered_twice_is_settled_once() -> None:
 @pytest.mark.parametrize(
     ("record", "how", "evaluated"),
     [
-        (make_group(rewards=(1.0, 1.0), version=0, kind=Kind.EVAL), "evaluated", 1),  # as stale and flat as it may be
+        (
+            make_group(rewards=(1.0, 1.0), version=0, kind=Kind.EVAL),
+            "evaluated",
+            1,
+        ),  # as stale and flat as it may be
         (make_group(rewards=(None,), version=5, kind=Kind.EVAL), "evaluated", 1),
         (make_group(version=6, kind=Kind.EVAL), "lineage", 0),
         (Void(ticket=make_ticket(kind=Kind.EVAL), reason="late", actor="a"), "void", 0),
@@ -184,7 +204,9 @@ def test_an_entry_of_a_ticket_that_was_never_issued_is_passed_over_and_its_ticke
     assert all(outcomes.settled == 0 for outcomes in collector.accounts.outcomes().values())
     assert entry.ends is not None
     assert not collector.accounts.ended(*entry.ends)
-    collector.consume(Entry(8, make_group(version=5)), RL)  # the honest one, once the ticket has been issued
+    collector.consume(
+        Entry(8, make_group(version=5)), RL
+    )  # the honest one, once the ticket has been issued
     assert [sequence for sequence, _ in collector.pending.admitted] == [8]
     assert collector.pending.repeats == 0
     assert collector.commit().unissued == [7]
@@ -217,7 +239,9 @@ def test_cloning_by_return_drops_a_group_that_earned_nothing() -> None:
 def test_each_trace_knows_its_group() -> None:
     collector = Collector(RULES, TicketAccounts())
     for number in (0, 1):
-        collector.consume(Entry(sequence=number + 1, record=make_group(number=number, version=5)), RL)
+        collector.consume(
+            Entry(sequence=number + 1, record=make_group(number=number, version=5)), RL
+        )
     assert [trace.group for trace in collector.batch(5).traces] == [0, 0, 1, 1]
 
 
@@ -239,7 +263,9 @@ entries = st.lists(
 )
 
 
-def steps_over(log: Sequence[Entry], collector: Collector, version: int) -> list[tuple[int, str, str]]:
+def steps_over(
+    log: Sequence[Entry], collector: Collector, version: int
+) -> list[tuple[int, str, str]]:
     """Run the learner's consumption over a log: (cursor, data digest, accounts) after each step of two groups."""
     steps = []
     for entry in log:
@@ -264,16 +290,26 @@ def test_a_learner_resumed_at_any_commit_trains_the_same_batches(
         return
     version = crash % len(undisturbed)
     cursor, _, accounts = undisturbed[version]
-    resumed = steps_over(log, Collector(RULES, TicketAccounts.restore(json.loads(accounts)), cursor), version + 1)
+    resumed = steps_over(
+        log, Collector(RULES, TicketAccounts.restore(json.loads(accounts)), cursor), version + 1
+    )
     assert resumed == undisturbed[version + 1 :]
 
 
 @given(entries)
-def test_each_ticket_ends_at_most_once_and_every_end_is_counted(records: list[Group | Void | DeadLetter]) -> None:
+def test_each_ticket_ends_at_most_once_and_every_end_is_counted(
+    records: list[Group | Void | DeadLetter],
+) -> None:
     collector = Collector(RULES, TicketAccounts())
-    steps_over([Entry(sequence, record) for sequence, record in enumerate(records, start=1)], collector, 0)
+    steps_over(
+        [Entry(sequence, record) for sequence, record in enumerate(records, start=1)], collector, 0
+    )
     named = {record.ticket.number for record in records if isinstance(record, Group | Void)}
-    named |= {int(record.ticket_id[6:]) for record in records if isinstance(record, DeadLetter) and record.ticket_id}
+    named |= {
+        int(record.ticket_id[6:])
+        for record in records
+        if isinstance(record, DeadLetter) and record.ticket_id
+    }
     ended = {number for number in range(13) if collector.accounts.ended(Kind.TRAIN, number)}
     in_draft = {group.ticket.number for _, group in collector.pending.admitted}
     assert ended | in_draft == named
@@ -327,9 +363,18 @@ BRANCH_TURN = make_turn((5, 6), 5, branch=1)
         (branched_group(make_turn(version=5, reward=1.0), BRANCH_TURN), []),
         # The context bounds each sequence: this episode's two are longer together.
         (branched_group(make_turn((7,) * 40, 5, 1.0), BRANCH_TURN, prompt=62), []),
-        (branched_group(make_turn(version=5, reward=1.0), BRANCH_TURN, prompt=63), [DropReason.MALFORMED]),
-        (branched_group(make_turn(version=5), make_turn((100,), 5, 1.0, branch=1)), [DropReason.MALFORMED]),
-        (branched_group(make_turn(version=5), make_turn((9,) * 65, 5, 1.0, branch=1)), [DropReason.MALFORMED]),
+        (
+            branched_group(make_turn(version=5, reward=1.0), BRANCH_TURN, prompt=63),
+            [DropReason.MALFORMED],
+        ),
+        (
+            branched_group(make_turn(version=5), make_turn((100,), 5, 1.0, branch=1)),
+            [DropReason.MALFORMED],
+        ),
+        (
+            branched_group(make_turn(version=5), make_turn((9,) * 65, 5, 1.0, branch=1)),
+            [DropReason.MALFORMED],
+        ),
     ],
 )
 def test_each_branch_is_bounded_as_an_episode_is(group: Group, reasons: list[DropReason]) -> None:
@@ -340,18 +385,26 @@ def test_each_branch_is_bounded_as_an_episode_is(group: Group, reasons: list[Dro
 def test_an_advantage_along_one_sequence_drops_groups_with_several(kind: str) -> None:
     rules = replace(RULES, advantage=make_advantage(kind=kind))
     linear = make_group(1, version=5)
-    for sequence, (group, reasons) in enumerate([(branching_group(2, version=5), ["malformed"]), (linear, [])], 1):
+    for sequence, (group, reasons) in enumerate(
+        [(branching_group(2, version=5), ["malformed"]), (linear, [])], 1
+    ):
         collector = Collector(rules, TicketAccounts())
         collector.consume(Entry(sequence=sequence, record=group), RL)
         assert [drop.reason for drop in collector.pending.dropped] == reasons
 
 
-def test_a_dropped_group_is_kept_at_about_the_size_of_its_message_and_read_as_before(tmp_path: Path) -> None:
-    episodes = [make_episode(index, make_turn(range(300, 1300), 5, answer=range(400))) for index in range(2)]
+def test_a_dropped_group_is_kept_at_about_the_size_of_its_message_and_read_as_before(
+    tmp_path: Path,
+) -> None:
+    episodes = [
+        make_episode(index, make_turn(range(300, 1300), 5, answer=range(400))) for index in range(2)
+    ]
     ticket = make_ticket(version=5).model_copy(update={"sampling": Sampling(max_turn_tokens=1000)})
     group = Group(ticket=ticket, episodes=tuple(episodes), provenance=Provenance(actor="test"))
     data = encode(group)
-    collector = Collector(replace(RULES, vocabulary=2000, max_context_tokens=2000), TicketAccounts())
+    collector = Collector(
+        replace(RULES, vocabulary=2000, max_context_tokens=2000), TicketAccounts()
+    )
     assert decode(data, Group) == group
     tracemalloc.start()
     try:
@@ -366,7 +419,11 @@ def test_a_dropped_group_is_kept_at_about_the_size_of_its_message_and_read_as_be
     journal.write_episodes(2, [group])
     kept, whole = sorted(tmp_path.glob("episodes/*"))
     assert kept.read_text() == whole.read_text()
-    assert processed_tokens(collector.pending.consumed[0].episodes[0]) == processed_tokens(group.episodes[0]) == 1403
+    assert (
+        processed_tokens(collector.pending.consumed[0].episodes[0])
+        == processed_tokens(group.episodes[0])
+        == 1403
+    )
 
 
 def test_a_group_that_was_ordered_at_another_temperature_is_dropped() -> None:

@@ -40,7 +40,13 @@ def config(*overrides: str, steps: int = 9, groups: int = 3, staleness: int = 2)
 
 def learner(run: RunConfig) -> LearnerState:
     return learner_state(
-        run, Rules(run.rl.max_staleness, vocabulary=100, max_context_tokens=64, demos_in_rl=run.rl.demos_per_step > 0)
+        run,
+        Rules(
+            run.rl.max_staleness,
+            vocabulary=100,
+            max_context_tokens=64,
+            demos_in_rl=run.rl.demos_per_step > 0,
+        ),
     )
 
 
@@ -75,15 +81,21 @@ class Play:
     def issue(self) -> None:
         state, run = self.state, self.run
         phase, phase_step = run.phase(state.step)
-        self._issue_up_to(phase.kind, self.settled(phase.kind) + run.outstanding_limit(phase, phase_step))
+        self._issue_up_to(
+            phase.kind, self.settled(phase.kind) + run.outstanding_limit(phase, phase_step)
+        )
         if phase is Phase.RL and run.rl.demos_per_step:
-            self._issue_up_to(Kind.DEMO, run.demos_due(min(phase_step + run.rl.max_staleness + 1, run.rl.steps)))
+            self._issue_up_to(
+                Kind.DEMO, run.demos_due(min(phase_step + run.rl.max_staleness + 1, run.rl.steps))
+            )
 
     def settled(self, kind: Kind) -> int:
         return self.state.collector.accounts.outcomes()[kind].settled
 
     def _issue_up_to(self, kind: Kind, end: int) -> None:
-        published = next(step for step in range(self.state.step, -1, -1) if step == 0 or self.run.publishes(step))
+        published = next(
+            step for step in range(self.state.step, -1, -1) if step == 0 or self.run.publishes(step)
+        )
         for number in range(self.issued[kind], end):
             takes = self.dice.expovariate(1.0) * (30.0 if self.dice.random() < 0.1 else 1.0)
             heappush(self.playing, (self.now + takes, len(self.playing), kind, number, published))
@@ -91,7 +103,13 @@ class Play:
 
     def arrive(self) -> None:
         self.now, _, kind, number, version = heappop(self.playing)
-        rewards = (1.0,) if kind is Kind.DEMO else (1.0, 1.0) if self.dice.random() < self.alike else (1.0, 0.0)
+        rewards = (
+            (1.0,)
+            if kind is Kind.DEMO
+            else (1.0, 1.0)
+            if self.dice.random() < self.alike
+            else (1.0, 0.0)
+        )
         group = make_group(number, rewards, version, kind)
         ended = self.dice.random() < self.void
         record = Void(ticket=group.ticket, reason="broken", actor="test") if ended else group
@@ -130,7 +148,9 @@ def test_without_drops_a_step_trains_the_tickets_that_were_issued_for_it(stalene
     played = Play(config(staleness=staleness, steps=20)).play()
     first = sorted(number for batch in played.batches[: staleness + 1] for number in batch)
     assert first == list(range(3 * (staleness + 1))), "those of version 0, in any order"
-    assert played.batches[staleness + 1 :] == [list(range(3 * step, 3 * step + 3)) for step in range(staleness + 1, 20)]
+    assert played.batches[staleness + 1 :] == [
+        list(range(3 * step, 3 * step + 3)) for step in range(staleness + 1, 20)
+    ]
     assert played.oldest == staleness
     assert played.ends == {"trained": 60}
 
@@ -167,7 +187,9 @@ def test_every_ticket_is_trained_or_judged_within_the_bound_whatever_takes_long(
     assert played.oldest <= run.rl.max_staleness
     assert played.ends.keys() <= {"trained", DropReason.ZERO_VARIANCE}
     assert all(len(batch) == run.rl.groups_per_step for batch in played.batches)
-    assert played.settled(Kind.TRAIN) == played.issued[Kind.TRAIN], "nothing is left outstanding at the end"
+    assert played.settled(Kind.TRAIN) == played.issued[Kind.TRAIN], (
+        "nothing is left outstanding at the end"
+    )
     assert played.state.last_commit.waiting["held"] == []
 
 
@@ -198,7 +220,9 @@ def test_a_large_group_that_is_held_takes_4_bytes_per_token_and_is_trained_the_s
     held = Held().state.collector.waiting
     assert held is not None
     ((_, group),) = held.release()
-    assert {type(turn.output_ids) for episode in group.episodes for turn in episode.turns} == {array}
+    assert {type(turn.output_ids) for episode in group.episodes for turn in episode.turns} == {
+        array
+    }
     assert [digest for _, digest in Play(config(), alike=0.3).play().commits] == plain
 
 
@@ -220,15 +244,23 @@ class Held:
 
 def test_a_step_says_which_ticket_it_waits_for() -> None:
     held = Held()
-    assert held.state.awaited() == {"ticket": "train-00000000", "trainable_until_version": 1, "groups_held": 1}
+    assert held.state.awaited() == {
+        "ticket": "train-00000000",
+        "trainable_until_version": 1,
+        "groups_held": 1,
+    }
     assert held.state.progress().awaited == "train-00000000"
     assert held.state.groups_missing == 1
-    assert held.state.progress().ended(Kind.TRAIN, 2), "the audit must not miss the ticket of a group that is held"
+    assert held.state.progress().ended(Kind.TRAIN, 2), (
+        "the audit must not miss the ticket of a group that is held"
+    )
     held.consume(3, make_group(0))
     assert held.state.groups_missing == 0
     assert held.state.progress().awaited is None
     assert [sequence for sequence, _ in held.state.commit().admitted] == [3]
-    assert [sequence for sequence, _ in held.state.commit().admitted] == [2], "it was held, and is read no second time"
+    assert [sequence for sequence, _ in held.state.commit().admitted] == [2], (
+        "it was held, and is read no second time"
+    )
 
 
 @pytest.mark.parametrize("how", ["void", "malformed"])
@@ -260,7 +292,9 @@ def test_what_a_commit_held_is_read_again_and_what_was_settled_is_no_repeat() ->
     state = resumed(Held(), trained=1)
     for sequence, number in ((2, 2), (3, 3)):
         assert state.groups_missing, "not before all that was held is here"
-        assert state.collector.read_again(Entry(sequence, make_group(number, version=1)), state.position)
+        assert state.collector.read_again(
+            Entry(sequence, make_group(number, version=1)), state.position
+        )
     assert state.collector.read_again(Entry(4, make_group(0)), state.position)
     assert state.collector.pending.repeats == 0
     assert [sequence for sequence, _ in state.commit().admitted] == [2]
@@ -287,7 +321,9 @@ def test_a_log_that_was_cut_is_read_anew_from_its_start() -> None:
     state.move_cursor(0)
     assert state.collector.read_after == 0
     assert not state.progress().ended(Kind.TRAIN, 2)
-    for sequence, group in enumerate([make_group(1), make_group(2, version=1), make_group(3, version=1)], 1):
+    for sequence, group in enumerate(
+        [make_group(1), make_group(2, version=1), make_group(3, version=1)], 1
+    ):
         state.collector.consume(Entry(sequence, group), state.position)
     assert state.collector.pending.repeats == 1
     assert state.groups_missing == 0
@@ -326,7 +362,15 @@ def test_a_run_that_dropped_before_begins_to_wait() -> None:
 
 def test_numbers_that_are_missing_below_a_number_are_counted() -> None:
     numbers = TicketNumbers([(0, 3), (6, 7), (9, 9)])
-    assert [numbers.missing_below(number) for number in (0, 2, 4, 5, 7, 9, 12)] == [0, 0, 0, 1, 2, 3, 5]
+    assert [numbers.missing_below(number) for number in (0, 2, 4, 5, 7, 9, 12)] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        3,
+        5,
+    ]
     assert [numbers.after_missing(count) for count in range(6)] == [0, 5, 6, 9, 11, 12]
     assert all(numbers.missing_below(numbers.after_missing(count)) == count for count in range(9))
 
@@ -334,7 +378,10 @@ def test_numbers_that_are_missing_below_a_number_are_counted() -> None:
 def test_deadlines_whose_tickets_have_ended_are_forgotten() -> None:
     run = config(steps=200)
     played = Play(run).play()
-    assert max(len(commit.waiting["deadlines"]) for commit, _ in played.commits) <= run.rl.max_staleness + 1
-    assert Waiting(run, {"deadlines": [[3, 1]]}).dump(learner(run).collector.accounts)["deadlines"] == [
-        list(Deadline(3, 1))
-    ]
+    assert (
+        max(len(commit.waiting["deadlines"]) for commit, _ in played.commits)
+        <= run.rl.max_staleness + 1
+    )
+    assert Waiting(run, {"deadlines": [[3, 1]]}).dump(learner(run).collector.accounts)[
+        "deadlines"
+    ] == [list(Deadline(3, 1))]

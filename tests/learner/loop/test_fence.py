@@ -70,7 +70,10 @@ def test_of_two_learners_one_goes_on_and_the_other_is_not_started_again(tmp_path
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             controller = group.create_task(one._relive("controller", one._control))
             actor = group.create_task(one._relive("actor", one._act))
-            learners = [group.create_task(supervise(name, world, lives)) for name, world in (("a", one), ("b", two))]
+            learners = [
+                group.create_task(supervise(name, world, lives))
+                for name, world in (("a", one), ("b", two))
+            ]
             await asyncio.wait({controller, *learners})
             actor.cancel()
         assert sorted(learner.result() for learner in learners) == [False, True]
@@ -86,7 +89,9 @@ def test_a_learner_with_an_empty_directory_leaves_the_healthy_one_alone(tmp_path
         healthy = World(tmp_path / "a", idle_from=4)
         running = asyncio.create_task(healthy.run())
         before = None
-        while before is None or before.step < 4 or before != await said(healthy.server):  # it waits for groups
+        while (
+            before is None or before.step < 4 or before != await said(healthy.server)
+        ):  # it waits for groups
             before = await said(healthy.server)
             await asyncio.sleep(0.1)
         stranger = World(tmp_path / "b", server=healthy.server)
@@ -98,7 +103,9 @@ def test_a_learner_with_an_empty_directory_leaves_the_healthy_one_alone(tmp_path
         assert not (stranger.config.run_dir / "lineages.jsonl").exists()
         healthy.idle_from = None
         await running
-        assert [line["lineage"] for line in read_lines(healthy.config.run_dir / "lineages.jsonl")] == [0]
+        assert [
+            line["lineage"] for line in read_lines(healthy.config.run_dir / "lineages.jsonl")
+        ] == [0]
 
     asyncio.run(scenario())
 
@@ -112,7 +119,9 @@ def test_a_learner_that_cannot_read_its_cursor_says_nothing(tmp_path: Path) -> N
         shutil.copytree(tmp_path / "a", tmp_path / "b")
         before = await said(first.server)
         transport = MemoryTransport(first.server, "run")
-        await transport.purge(Stream.GROUPS, below=(await transport.extent(Stream.GROUPS)).last_sequence)
+        await transport.purge(
+            Stream.GROUPS, below=(await transport.extent(Stream.GROUPS)).last_sequence
+        )
         old = World(tmp_path / "b", server=first.server, overrides=("--rl.steps=9",))
         for place in sorted((old.config.run_dir / "checkpoints").iterdir())[1:]:
             shutil.rmtree(place)
@@ -125,13 +134,17 @@ def test_a_learner_that_cannot_read_its_cursor_says_nothing(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_a_run_that_has_not_been_trained_yet_may_begin_again_in_an_empty_directory(tmp_path: Path) -> None:
+def test_a_run_that_has_not_been_trained_yet_may_begin_again_in_an_empty_directory(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         first = World(tmp_path / "a", deaths={"learner": [12]})
         transport = MortalTransport(first.server, None)
         await StateStore(transport).put(Key.PROGRESS, Progress(policy=PolicyVersion(lineage=2)))
         await first.run()
-        assert [line["lineage"] for line in read_lines(first.config.run_dir / "lineages.jsonl")] == [3, 4]
+        assert [
+            line["lineage"] for line in read_lines(first.config.run_dir / "lineages.jsonl")
+        ] == [3, 4]
 
     asyncio.run(scenario())
 
@@ -141,7 +154,9 @@ def test_a_replaced_learner_announces_no_weights_and_frees_no_log(tmp_path: Path
         asyncio.get_running_loop().set_default_executor(InlineExecutor())
         saving = ("--learner.keep_log=false", "--learner.checkpoint_every=1")
         world = World(tmp_path, overrides=(*OVER_THE_BROKER, "--imitation.steps=0", *saving))
-        successor = WeightsManifest(policy=PolicyVersion(version=7, lineage=3), weights_bytes=1, digest="d", path="f")
+        successor = WeightsManifest(
+            policy=PolicyVersion(version=7, lineage=3), weights_bytes=1, digest="d", path="f"
+        )
 
         class Overtaken(world.make_engine):  # type: ignore[name-defined, misc]
             def train_step(self, batch: Batch, lr: float) -> Any:
@@ -158,7 +173,10 @@ def test_a_replaced_learner_announces_no_weights_and_frees_no_log(tmp_path: Path
             await world.run()
         assert replaced.group_contains(Fenced, match="another learner speaks")
         assert await said(world.server, Key.POLICY) == successor
-        frames = {message.headers["Horizon-Policy"] for message in streams[Stream.WEIGHTS].messages.values()}
+        frames = {
+            message.headers["Horizon-Policy"]
+            for message in streams[Stream.WEIGHTS].messages.values()
+        }
         assert frames == {"v1.l0", "v2.l0"}
         assert streams[Stream.GROUPS].first_sequence <= 3
 
@@ -178,8 +196,12 @@ def test_the_last_word_of_a_fenced_learner_is_overwritten() -> None:
         server = MemoryServer()
         late = await spoken(server, 0)
         successor = await spoken(server, 1)
-        manifest = WeightsManifest(policy=PolicyVersion(version=4, lineage=0), weights_bytes=1, digest="d", path="f")
-        await StateStore(MemoryTransport(server, "run")).put(Key.POLICY, manifest)  # it had passed its check before
+        manifest = WeightsManifest(
+            policy=PolicyVersion(version=4, lineage=0), weights_bytes=1, digest="d", path="f"
+        )
+        await StateStore(MemoryTransport(server, "run")).put(
+            Key.POLICY, manifest
+        )  # it had passed its check before
         newer = manifest.model_copy(update={"policy": PolicyVersion(version=3, lineage=1)})
         await successor.publish(newer)
         with pytest.raises(Fenced):
@@ -225,7 +247,10 @@ def test_a_learner_whose_last_word_was_lost_by_the_broker_may_start_again() -> N
         before = server.runs["run"].state[Key.PROGRESS]
         await fence.announce(Progress(step=1, policy=PolicyVersion(version=1, lineage=1)))
         server.runs["run"].state[Key.PROGRESS] = before  # what a power cut leaves
-        for call in (fence.check(), fence.announce(Progress(step=2, policy=PolicyVersion(version=2, lineage=1)))):
+        for call in (
+            fence.check(),
+            fence.announce(Progress(step=2, policy=PolicyVersion(version=2, lineage=1))),
+        ):
             with pytest.raises(StateConflict, match="start the learner again") as lost:
                 await call
             assert lost.value.exit_code == 1

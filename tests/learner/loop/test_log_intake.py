@@ -31,14 +31,18 @@ def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
 ) -> None:
     """Two actors uploaded one large group; the second one's parts are behind it in the log, and mean nothing."""
     monkeypatch.setattr("horizonrl.learner.loop.log_intake.QUIET_S", 0.05)
-    world = World(tmp_path, overrides=("--imitation.steps=0", "--rl.steps=1", "--rl.groups_per_step=1"))
+    world = World(
+        tmp_path, overrides=("--imitation.steps=0", "--rl.steps=1", "--rl.groups_per_step=1")
+    )
 
     async def scenario() -> None:
         transport = MortalTransport(world.server, None)
         lost = make_group(0, rewards=(0.0, 0.0))
         await TicketQueue(transport).issue(lost.ticket)
         await GroupLog(transport).publish(lost)
-        await transport.publish("groups.part", b"x", message_id=f"{lost.ticket.end_id}.0123456789abcdef.0")
+        await transport.publish(
+            "groups.part", b"x", message_id=f"{lost.ticket.end_id}.0123456789abcdef.0"
+        )
         learning = asyncio.create_task(world.learner(transport).run())
         async for progress in StateStore(transport).watch(Key.PROGRESS):
             if isinstance(progress, Progress) and progress.settled(Kind.TRAIN):
@@ -56,7 +60,9 @@ def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path
     assert 7 not in [line["version"] for line in world.evals()]
 
 
-def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_finished(tmp_path: Path) -> None:
+def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_finished(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         world = World(tmp_path, overrides=EVALUATING, idle_from=7)
         running = asyncio.create_task(world.run())
@@ -81,7 +87,9 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int, warnings: int
 ) -> None:
     refusals, log = itertools.count(), CapturingLogger()
-    monkeypatch.setattr("horizonrl.learner.intake.collector.has_signal", lambda *_: next(refusals) >= refused)
+    monkeypatch.setattr(
+        "horizonrl.learner.intake.collector.has_signal", lambda *_: next(refusals) >= refused
+    )
     monkeypatch.setattr("horizonrl.learner.loop.breaker.log", log)
     given_up = False
     try:
@@ -90,7 +98,9 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
         given_up = True
     assert given_up == (refused == 10_000)
     warned = [call.kwargs for call in log.calls if call.args == ("batch_starved",)]
-    assert [each["dropped"] for each in warned] == [{"zero_variance": 20 << doubling} for doubling in range(warnings)]
+    assert [each["dropped"] for each in warned] == [
+        {"zero_variance": 20 << doubling} for doubling in range(warnings)
+    ]
     assert all(each["success_rate"] == 0 for each in warned)
 
 
@@ -128,7 +138,9 @@ class StandIn:
 
 def void(number: int) -> Void:
     return Void(
-        ticket=make_ticket(number), reason="5 deliveries made no group: KeyError: 'b' at my_env.py:30", actor="a"
+        ticket=make_ticket(number),
+        reason="5 deliveries made no group: KeyError: 'b' at my_env.py:30",
+        actor="a",
     )
 
 
@@ -139,7 +151,9 @@ def test_tickets_without_a_group_one_after_another_end_a_run_with_the_last_cause
     breaker.notice(make_group())  # one group is a sign of life
     for number in range(VOID_IN_A_ROW - 1):
         breaker.notice(void(number))
-    with pytest.raises(NoGroups, match=r"the last 32 tickets ended without a group.*KeyError: 'b' at my_env.py:30"):
+    with pytest.raises(
+        NoGroups, match=r"the last 32 tickets ended without a group.*KeyError: 'b' at my_env.py:30"
+    ):
         breaker.notice(void(99))
 
 
@@ -158,13 +172,18 @@ def test_a_run_that_has_trained_waits_for_its_environments(monkeypatch: pytest.M
     ("reason", "advice"),
     [
         (DropReason.MALFORMED, "Actors and learner differ in the model"),
-        (DropReason.ZERO_VARIANCE, "Within a group all episodes earn the same: the policy solves none of these tasks"),
+        (
+            DropReason.ZERO_VARIANCE,
+            "Within a group all episodes earn the same: the policy solves none of these tasks",
+        ),
     ],
 )
 def test_giving_up_names_the_cause_of_most_drops(reason: DropReason, advice: str) -> None:
     state = StandIn(3)
     breaker = Breaker(state, 60.0)  # type: ignore[arg-type]
-    state.collector.pending.dropped += [Drop(n, f"train-{n:08d}", reason) for n in range(GIVE_UP_AFTER * 4)]
+    state.collector.pending.dropped += [
+        Drop(n, f"train-{n:08d}", reason) for n in range(GIVE_UP_AFTER * 4)
+    ]
     with pytest.raises(NothingToLearn, match=advice):
         breaker.look()
 
@@ -193,6 +212,10 @@ def test_a_ticket_is_not_ended_before_it_was_issued(tmp_path: Path) -> None:
     asyncio.run(scenario())
     assert world.metrics.value("log_entries_refused_total", reason="never_issued") == len(foreign)
     assert world.ledger()[0]["never_issued"] == [1, 2, 3]
-    ends = [end[1] for line in world.ledger() for end in [*line["trained"], *line["dropped"], *line["voids"]]]
+    ends = [
+        end[1]
+        for line in world.ledger()
+        for end in [*line["trained"], *line["dropped"], *line["voids"]]
+    ]
     assert {early.ticket_id, "train-00000004"} <= set(ends)
     assert never.ticket_id not in ends

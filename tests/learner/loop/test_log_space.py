@@ -39,20 +39,26 @@ async def finish(world: World) -> None:
 
 
 @pytest.mark.parametrize("groups", [4, 10])
-def test_a_log_that_fills_up_is_freed_by_a_checkpoint_ahead_of_its_time(tmp_path: Path, groups: int) -> None:
+def test_a_log_that_fills_up_is_freed_by_a_checkpoint_ahead_of_its_time(
+    tmp_path: Path, groups: int
+) -> None:
     world = small(tmp_path, groups)
     asyncio.run(finish(world))
     assert world.server.runs["run"].streams[Stream.GROUPS].stored_bytes <= groups * GROUP_BYTES
 
 
 @pytest.mark.parametrize("death", [40, 90, 140])
-def test_a_learner_that_dies_at_a_full_log_frees_it_when_it_is_back(tmp_path: Path, death: int) -> None:
+def test_a_learner_that_dies_at_a_full_log_frees_it_when_it_is_back(
+    tmp_path: Path, death: int
+) -> None:
     world = small(tmp_path, 4)
     world.deaths = {"learner": [death, 60, 60]}
     asyncio.run(finish(world))
 
 
-def test_what_a_crash_left_between_a_checkpoint_and_its_purge_is_freed_at_the_start(tmp_path: Path) -> None:
+def test_what_a_crash_left_between_a_checkpoint_and_its_purge_is_freed_at_the_start(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         world = World(tmp_path, overrides=(*FREED, "--learner.checkpoint_every=2"))
         with pytest.MonkeyPatch.context() as patch:
@@ -67,9 +73,18 @@ def test_what_a_crash_left_between_a_checkpoint_and_its_purge_is_freed_at_the_st
     asyncio.run(scenario())
 
 
-def test_what_a_checkpoint_holds_for_a_later_step_is_not_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = (*FREED, "--learner.checkpoint_every=1", "--learner.keep_checkpoints=1", "--rl.steps=8")
-    world = World(tmp_path, hand=5, patience_s=0.3, server=MemoryServer(ack_wait_s=5), overrides=overrides)
+def test_what_a_checkpoint_holds_for_a_later_step_is_not_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = (
+        *FREED,
+        "--learner.checkpoint_every=1",
+        "--learner.keep_checkpoints=1",
+        "--rl.steps=8",
+    )
+    world = World(
+        tmp_path, hand=5, patience_s=0.3, server=MemoryServer(ack_wait_s=5), overrides=overrides
+    )
     purged: list[tuple[int, list[int]]] = []
     purge = GroupLog.purge_below
 
@@ -85,7 +100,9 @@ def test_what_a_checkpoint_holds_for_a_later_step_is_not_freed(tmp_path: Path, m
     assert all(sequence <= min(held, default=sequence) for sequence, held in purged)
 
 
-def test_a_log_that_cannot_hold_a_step_ends_the_run_with_numbers_and_the_fix(tmp_path: Path) -> None:
+def test_a_log_that_cannot_hold_a_step_ends_the_run_with_numbers_and_the_fix(
+    tmp_path: Path,
+) -> None:
     overrides = (*FREED, "--rl.groups_per_step=6")
     with pytest.raises(ExceptionGroup) as ended:
         asyncio.run(finish(small(tmp_path, 5.5, overrides)))
@@ -97,9 +114,13 @@ def test_a_log_that_cannot_hold_a_step_ends_the_run_with_numbers_and_the_fix(tmp
 @pytest.mark.parametrize("groups", [4.6, 5.5])
 def test_a_log_that_is_full_of_parts_ends_the_run_too(tmp_path: Path, groups: float) -> None:
     # Each group is two parts and a join: what is waited with is larger than the usual message.
-    server = MemoryServer(ack_wait_s=0.05, max_log_bytes=int(groups * GROUP_BYTES), max_payload_bytes=700)
+    server = MemoryServer(
+        ack_wait_s=0.05, max_log_bytes=int(groups * GROUP_BYTES), max_payload_bytes=700
+    )
     with pytest.raises(ExceptionGroup) as ended:
-        asyncio.run(finish(World(tmp_path, server=server, overrides=(*FREED, "--rl.groups_per_step=6"))))
+        asyncio.run(
+            finish(World(tmp_path, server=server, overrides=(*FREED, "--rl.groups_per_step=6")))
+        )
     assert ended.group_contains(LogFull, match=r"with [1-5] of 18 groups")
 
 
@@ -114,7 +135,9 @@ def test_a_log_that_is_kept_whole_ends_the_run_when_it_is_full_and_says_so_befor
         world = small(tmp_path, 20, kept)
         with pytest.raises(ExceptionGroup) as ended:
             await finish(world)
-        assert ended.group_contains(LogFull, match=r"learner\.keep_log keeps all of it: raise broker\.max_log_bytes")
+        assert ended.group_contains(
+            LogFull, match=r"learner\.keep_log keeps all of it: raise broker\.max_log_bytes"
+        )
         (foreseen,) = [call.kwargs for call in log.calls if call.args == ("log_will_fill",)]
         assert foreseen["needed_bytes"] > world.server.max_log_bytes
         assert len(world.ledger()) >= 8

@@ -30,7 +30,9 @@ def survive(world: World) -> World:
         await world.run()
         await world.check()
         for line in world.evals():
-            assert line["version"] >= world.config.eval_step(int(line["ends"][0][1].removeprefix("eval-")) // 3)
+            assert line["version"] >= world.config.eval_step(
+                int(line["ends"][0][1].removeprefix("eval-")) // 3
+            )
 
     asyncio.run(scenario())
     return world
@@ -41,11 +43,15 @@ CLONING = ("--rl.demos_per_step=3", "--rl.publish_every=2")
 
 
 @pytest.mark.parametrize("overrides", [(), ADAPTIVE])
-def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_an_undisturbed_run_settles_every_ticket_once(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
     world = survive(World(tmp_path, overrides=overrides))
     assert world.lives == {"learner": 1, "controller": 1, "actor": 1}
     assert world.metrics.value("run_finished") == 1
-    assert world.metrics.value("checkpoint_timestamp_seconds") >= world.metrics.value("learner_step_timestamp_seconds")
+    assert world.metrics.value("checkpoint_timestamp_seconds") >= world.metrics.value(
+        "learner_step_timestamp_seconds"
+    )
     assert 0 < world.metrics.value("disk_free_ratio") <= 1
 
 
@@ -77,27 +83,41 @@ def test_the_stall_of_a_checkpoint_holds_the_wait_of_the_step_after_it(tmp_path:
     assert world.metrics.value("checkpoint_seconds_sum") >= 3.0
 
 
-def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(tmp_path: Path) -> None:
+def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(
+    tmp_path: Path,
+) -> None:
     world = survive(World(tmp_path, overrides=EVALUATING))
     evals = sorted(world.evals(), key=lambda line: line["version"])
     assert [line["version"] for line in evals] == [0, 2, 4, 6, 7]
     assert all(line["newest_version"] >= min(line["version"] + 4, 7) for line in evals)
-    assert [(line["phase"], line["phase_step"]) for line in evals][:3] == [("imitation", 0), ("rl", 0), ("rl", 2)]
+    assert [(line["phase"], line["phase_step"]) for line in evals][:3] == [
+        ("imitation", 0),
+        ("rl", 0),
+        ("rl", 2),
+    ]
     best = Best(world.config.run_dir / "best").read()
     assert best is not None
-    assert best["version"] == max(evals, key=lambda line: (line["success_rate"], line["version"]))["version"] == 2
+    assert (
+        best["version"]
+        == max(evals, key=lambda line: (line["success_rate"], line["version"]))["version"]
+        == 2
+    )
 
 
 def test_demonstrations_stand_beside_the_groups_of_rl_in_their_share(tmp_path: Path) -> None:
     world = survive(World(tmp_path, overrides=CLONING))
-    in_rl = [[ticket.partition("-")[0] for _, ticket in line["trained"]] for line in world.ledger()[2:]]
+    in_rl = [
+        [ticket.partition("-")[0] for _, ticket in line["trained"]] for line in world.ledger()[2:]
+    ]
     assert [kinds.count("train") for kinds in in_rl] == [2] * 5
     assert 10 <= sum(kinds.count("demo") for kinds in in_rl) <= 15
     assert not any("phase" in drop for line in world.ledger() for drop in line["dropped"])
 
 
 @pytest.mark.parametrize(("every", "bound"), [(3, 2), (3, 3), (5, 4)])
-def test_rounds_of_one_version_waste_no_group_on_staleness(tmp_path: Path, every: int, bound: int) -> None:
+def test_rounds_of_one_version_waste_no_group_on_staleness(
+    tmp_path: Path, every: int, bound: int
+) -> None:
     overrides = (f"--rl.publish_every={every}", f"--rl.max_staleness={bound}", "--rl.steps=12")
     world = survive(World(tmp_path, overrides=overrides))
     assert not [drop for line in world.ledger() for drop in line["dropped"]]
@@ -135,7 +155,9 @@ def test_episodes_that_the_context_ends_before_their_horizon_are_said_once(
     def cut(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
         group = played(ticket, policy, dice)
         stop = StopReason.CONTEXT if ticket.number % 2 else StopReason.TERMINATED
-        return group.model_copy(update={"episodes": tuple(e.model_copy(update={"stop": stop}) for e in group.episodes)})
+        return group.model_copy(
+            update={"episodes": tuple(e.model_copy(update={"stop": stop}) for e in group.episodes)}
+        )
 
     monkeypatch.setattr(world_module, "played", cut)
     with capture_logs() as logs:
@@ -154,7 +176,9 @@ def test_a_first_horizon_that_most_experts_exceed_is_said_once(
         group = played(ticket, policy, dice)
         turns = group.episodes[0].turns * needed
         episodes = (group.episodes[0].model_copy(update={"turns": turns}), *group.episodes[1:])
-        return group.model_copy(update={"episodes": episodes}) if ticket.kind is Kind.DEMO else group
+        return (
+            group.model_copy(update={"episodes": episodes}) if ticket.kind is Kind.DEMO else group
+        )
 
     monkeypatch.setattr(world_module, "played", long)
     with capture_logs() as logs:
@@ -190,14 +214,18 @@ def test_a_ticket_whose_group_the_broker_lost_is_issued_again_and_a_repeated_gro
     tmp_path: Path,
 ) -> None:
     world = survive(World(tmp_path, faults=0.4))
-    reissued = [world.metrics.value("tickets_reissued_total", kind=kind) for kind in ("demo", "train")]
+    reissued = [
+        world.metrics.value("tickets_reissued_total", kind=kind) for kind in ("demo", "train")
+    ]
     assert sum(reissued) > 0
     assert sum(line["repeats"] for line in world.ledger()) > 0
     assert sum(len(line["voids"]) for line in world.ledger()) > 0
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_be_cancelled_in_any_seventh_request_to_the_broker(tmp_path: Path, role: str) -> None:
+def test_a_role_may_be_cancelled_in_any_seventh_request_to_the_broker(
+    tmp_path: Path, role: str
+) -> None:
     cancel_everywhere(tmp_path, role, stride=7)
 
 
@@ -208,29 +236,39 @@ def test_a_learner_that_holds_groups_may_be_cancelled_in_any_eleventh_request(
     cancel_everywhere(tmp_path, "learner", stride=11, overrides=overrides, hand=5)
 
 
-def test_groups_that_arrive_out_of_order_are_held_across_checkpoints_and_never_stale(tmp_path: Path) -> None:
+def test_groups_that_arrive_out_of_order_are_held_across_checkpoints_and_never_stale(
+    tmp_path: Path,
+) -> None:
     def out_of_order(stale: str) -> World:
         every = ("--rl.steps=8", "--learner.checkpoint_every=1", "--learner.keep_checkpoints=20")
         # A lease that lapses would be delivered anew, and be the newest.
         server = MemoryServer(ack_wait_s=5)
         overrides = (*every, f"--rl.stale={stale}")
-        return survive(World(tmp_path / stale, hand=5, patience_s=0.3, server=server, overrides=overrides))
+        return survive(
+            World(tmp_path / stale, hand=5, patience_s=0.3, server=server, overrides=overrides)
+        )
 
     waiting, dropping = out_of_order("wait"), out_of_order("drop")
     assert not [drop for line in waiting.ledger() for drop in line["dropped"]]
-    assert [drop for line in dropping.ledger() for drop in line["dropped"]], "nobody waited for this actor"
+    assert [drop for line in dropping.ledger() for drop in line["dropped"]], (
+        "nobody waited for this actor"
+    )
     states = (waiting.config.run_dir / "checkpoints").glob("*/state.json")
     assert any(json.loads(path.read_text())["state"]["waiting"]["held"] for path in states)
 
 
 @pytest.mark.parametrize("role", ["learner", "controller"])
-def test_an_adaptive_horizon_grows_once_and_at_the_same_step_whoever_is_cancelled(tmp_path: Path, role: str) -> None:
+def test_an_adaptive_horizon_grows_once_and_at_the_same_step_whoever_is_cancelled(
+    tmp_path: Path, role: str
+) -> None:
     cancel_everywhere(tmp_path, role, stride=9, overrides=ADAPTIVE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_be_cancelled_in_any_thirteenth_request_of_a_run_with_evaluations(tmp_path: Path, role: str) -> None:
+def test_a_role_may_be_cancelled_in_any_thirteenth_request_of_a_run_with_evaluations(
+    tmp_path: Path, role: str
+) -> None:
     cancel_everywhere(tmp_path, role, stride=13, overrides=EVALUATING)
 
 
@@ -243,10 +281,14 @@ def test_a_role_may_be_cancelled_in_any_request_to_the_broker(
     cancel_everywhere(tmp_path, role, stride=1, overrides=overrides)
 
 
-def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[str, ...] = (), hand: int = 1) -> None:
+def cancel_everywhere(
+    tmp_path: Path, role: str, stride: int, overrides: tuple[str, ...] = (), hand: int = 1
+) -> None:
     """Cancel a role before its first request, after it, before its second, ... until a run makes fewer requests."""
     for place in itertools.count(step=stride):
-        world = survive(World(tmp_path / str(place), deaths={role: [place]}, overrides=overrides, hand=hand))
+        world = survive(
+            World(tmp_path / str(place), deaths={role: [place]}, overrides=overrides, hand=hand)
+        )
         if world.lives[role] == 1:
             break
     assert place > 20
@@ -276,4 +318,8 @@ def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     hand: int,
 ) -> None:
     deaths = {"learner": learner, "controller": controller, "actor": actor}
-    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults, overrides=overrides, hand=hand))
+    survive(
+        World(
+            tmp_path_factory.mktemp("world"), deaths, seed, faults, overrides=overrides, hand=hand
+        )
+    )

@@ -31,8 +31,8 @@ class Held:
 
     versions: tuple[int, ...] = HELD
     events: list[tuple[str, int]] = field(default_factory=list)
-    when_trained: Callable[[int, Future[str], Callable[[], str]], None] = lambda _, written, write: written.set_result(
-        write()
+    when_trained: Callable[[int, Future[str], Callable[[], str]], None] = lambda _, written, write: (
+        written.set_result(write())
     )
     """Called with the version, its future and what writes its file, after the next step's training."""
 
@@ -79,7 +79,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     puts: list[tuple[str, int]] = []
     put = MortalTransport.put
 
-    async def recording(transport: MortalTransport, key: Key, value: bytes, *more: Any, **named: Any) -> Any:
+    async def recording(
+        transport: MortalTransport, key: Key, value: bytes, *more: Any, **named: Any
+    ) -> Any:
         stored = await put(transport, key, value, *more, **named)
         if key is Key.PROGRESS:
             puts.append(("progress", decode(value, Progress).step))
@@ -113,12 +115,19 @@ def test_the_next_step_trains_while_a_version_is_published_and_its_commit_waits(
     # The weights come before the progress that names them: the controller answers it with tickets of this version.
     for step in range(world.config.imitation.steps, world.config.total_steps + 1):
         assert told.index(("policy", step)) < told.index(("progress", step))
-    assert [step for key, step in told if key == "progress"] == sorted(step for key, step in told if key == "progress")
+    assert [step for key, step in told if key == "progress"] == sorted(
+        step for key, step in told if key == "progress"
+    )
     lines = read_lines(world.config.run_dir / METRICS)
-    assert [line["weights_publish_s"] > 0.04 for line in lines if line["step"] in HELD] == [True, True]
+    assert [line["weights_publish_s"] > 0.04 for line in lines if line["step"] in HELD] == [
+        True,
+        True,
+    ]
 
 
-def test_a_checkpoint_has_the_file_of_its_version_although_that_is_written_later(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_file_of_its_version_although_that_is_written_later(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, make_engine=Held().engine, overrides=("--learner.keep_checkpoints=9",))
     asyncio.run(world.run())
     digests = [line["weights_digest"] for line in world.ledger()]
@@ -126,7 +135,9 @@ def test_a_checkpoint_has_the_file_of_its_version_although_that_is_written_later
         assert digest_file(checkpoint.path / WEIGHTS_FILE) == digests[checkpoint.step - 1]
 
 
-def test_a_version_that_cannot_be_written_ends_the_run_and_nothing_later_is_committed(tmp_path: Path) -> None:
+def test_a_version_that_cannot_be_written_ends_the_run_and_nothing_later_is_committed(
+    tmp_path: Path,
+) -> None:
     def fail(_: int, written: "Future[str]", __: Callable[[], str]) -> None:
         written.set_exception(OSError(28, "No space left on device"))
 
@@ -143,7 +154,9 @@ def test_a_version_that_cannot_be_written_ends_the_run_and_nothing_later_is_comm
     asyncio.run(scenario())
 
 
-def test_a_learner_that_is_killed_while_a_version_is_published_trains_the_same_again(tmp_path: Path) -> None:
+def test_a_learner_that_is_killed_while_a_version_is_published_trains_the_same_again(
+    tmp_path: Path,
+) -> None:
     alive = set(HELD)
 
     def kill(version: int, written: "Future[str]", write: Callable[[], str]) -> None:
@@ -158,7 +171,9 @@ def test_a_learner_that_is_killed_while_a_version_is_published_trains_the_same_a
     async def scenario() -> None:
         # It dies by `kill` and not in a request.
         never = [10**9] * len(HELD)
-        world = World(tmp_path, make_engine=Held(when_trained=kill).engine, deaths={"learner": never})
+        world = World(
+            tmp_path, make_engine=Held(when_trained=kill).engine, deaths={"learner": never}
+        )
         await world.run()
         assert world.lives["learner"] == 1 + len(HELD)
         await world.check()
@@ -166,7 +181,9 @@ def test_a_learner_that_is_killed_while_a_version_is_published_trains_the_same_a
     asyncio.run(scenario())
 
 
-def test_a_learner_that_is_stopped_while_a_version_is_published_saves_that_version(tmp_path: Path) -> None:
+def test_a_learner_that_is_stopped_while_a_version_is_published_saves_that_version(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         def stop(_: int, written: "Future[str]", write: Callable[[], str]) -> None:
             world.stopping.set()
@@ -176,7 +193,9 @@ def test_a_learner_that_is_stopped_while_a_version_is_published_saves_that_versi
         running = asyncio.create_task(world.run())
         store = CheckpointStore(world.config.run_dir / "checkpoints", 2)
         async with asyncio.timeout(30):
-            while not world.stopping.is_set() or (newest := store.newest()) is None or newest.step < 4:
+            while (
+                not world.stopping.is_set() or (newest := store.newest()) is None or newest.step < 4
+            ):
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0.05)
         running.cancel()

@@ -31,7 +31,9 @@ def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path
         first = World(tmp_path)
         await first.run()
         second = World(
-            tmp_path, server=first.server, overrides=("--rl.steps=7", "--rl.lr=0.5", "--broker.max_deliver=6")
+            tmp_path,
+            server=first.server,
+            overrides=("--rl.steps=7", "--rl.lr=0.5", "--broker.max_deliver=6"),
         )
         await second.run()
         before, now = read_lines(second.config.run_dir / "lineages.jsonl")
@@ -53,7 +55,10 @@ def test_foreign_files_are_named_once_per_start_and_left_alone(tmp_path: Path) -
         first = World(tmp_path)
         await first.run()
         run_dir = first.config.run_dir
-        foreign = [run_dir / "episodes" / "step-best.jsonl", run_dir / "weights" / "frame-best.safetensors"]
+        foreign = [
+            run_dir / "episodes" / "step-best.jsonl",
+            run_dir / "weights" / "frame-best.safetensors",
+        ]
         (folder := run_dir / "weights" / "frame-000001-000.safetensors").mkdir()
         for path in foreign:
             path.write_text("x")
@@ -70,7 +75,9 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
     async def scenario() -> None:
         first = World(tmp_path)
         await first.run()
-        other = first.learner(MortalTransport(first.server, None), identity={"model": "m", "template": "t"})
+        other = first.learner(
+            MortalTransport(first.server, None), identity={"model": "m", "template": "t"}
+        )
         with pytest.raises(ExceptionGroup) as refused:
             await other.run()
         assert refused.group_contains(CheckpointError, match=r"template: None → t")
@@ -78,7 +85,9 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
     asyncio.run(scenario())
 
 
-def test_other_ids_that_end_a_reply_are_refused_unless_the_checkpoint_is_silent_about_them(tmp_path: Path) -> None:
+def test_other_ids_that_end_a_reply_are_refused_unless_the_checkpoint_is_silent_about_them(
+    tmp_path: Path,
+) -> None:
     def identity(stops: str | None) -> dict[str, str]:
         return {"model": "m"} if stops is None else {"model": "m", "stops": stops}
 
@@ -92,7 +101,9 @@ def test_other_ids_that_end_a_reply_are_refused_unless_the_checkpoint_is_silent_
 
 
 @pytest.mark.parametrize(("steps", "refused"), [(3, True), (2, False)])
-def test_steps_that_were_rl_do_not_become_imitation(tmp_path: Path, steps: int, refused: bool) -> None:
+def test_steps_that_were_rl_do_not_become_imitation(
+    tmp_path: Path, steps: int, refused: bool
+) -> None:
     async def scenario() -> None:
         first = World(tmp_path)
         await first.run()
@@ -109,12 +120,18 @@ def test_steps_that_were_rl_do_not_become_imitation(tmp_path: Path, steps: int, 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("before", "now", "told"), [(4, 8, "4 → 8"), (0, 4, "None → 4"), (4, 0, "4 → None")], ids=str)
-def test_a_run_does_not_go_on_with_adapters_of_another_rank(tmp_path: Path, before: int, now: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "now", "told"), [(4, 8, "4 → 8"), (0, 4, "None → 4"), (4, 0, "4 → None")], ids=str
+)
+def test_a_run_does_not_go_on_with_adapters_of_another_rank(
+    tmp_path: Path, before: int, now: int, told: str
+) -> None:
     async def scenario() -> None:
         first = World(tmp_path, overrides=(f"--lora.rank={before}",))
         await first.run()
-        other = World(tmp_path, server=first.server, overrides=(f"--lora.rank={now}", "--rl.steps=9"))
+        other = World(
+            tmp_path, server=first.server, overrides=(f"--lora.rank={now}", "--rl.steps=9")
+        )
         with pytest.raises(ExceptionGroup) as refused:
             await other.learner(MortalTransport(first.server, None)).run()
         assert refused.group_contains(CheckpointError, match=rf"lora\.rank: {told}")
@@ -127,7 +144,9 @@ def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
         first = World(tmp_path, overrides=EVALUATING)
         await first.run()
         for every in (3, 0):
-            other = World(tmp_path, server=first.server, overrides=(f"--eval.every={every}", "--rl.steps=9"))
+            other = World(
+                tmp_path, server=first.server, overrides=(f"--eval.every={every}", "--rl.steps=9")
+            )
             with pytest.raises(ExceptionGroup) as refused:
                 await other.learner(MortalTransport(first.server, None)).run()
             assert refused.group_contains(CheckpointError, match="or evaluation")
@@ -135,7 +154,9 @@ def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         first = World(tmp_path, overrides=EVALUATING)
         await first.run()
@@ -145,13 +166,17 @@ def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(tm
         # In the order in which they ended: the rounds of two versions may be played together.
         assert sorted(line["version"] for line in second.evals()) == [0, 2, 4, 6, 7, 10]
         (last,) = [line for line in second.evals() if line["version"] == 7]
-        assert last["settled_step"] == 8  # it had been read after the last step, now before the next
+        assert (
+            last["settled_step"] == 8
+        )  # it had been read after the last step, now before the next
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("killed", [None, "learner", "controller"])
-def test_a_run_that_goes_on_for_less_than_a_round_evaluates_its_new_end(tmp_path: Path, killed: str | None) -> None:
+def test_a_run_that_goes_on_for_less_than_a_round_evaluates_its_new_end(
+    tmp_path: Path, killed: str | None
+) -> None:
     """Its schedule has no round left: the round of the former end has taken the number of the new one."""
     rarely = ("--eval.every=100", "--eval.samples=2")
 
@@ -161,14 +186,21 @@ def test_a_run_that_goes_on_for_less_than_a_round_evaluates_its_new_end(tmp_path
         assert sorted(line["version"] for line in first.evals()) == [0, 2, 7]
         for steps, ends in ((8, [0, 2, 7, 10]), (8, [0, 2, 7, 10]), (9, [0, 2, 7, 10, 11])):
             deaths = {killed: [5, 12, 23]} if killed else {}
-            again = World(tmp_path, server=first.server, deaths=deaths, overrides=(*rarely, f"--rl.steps={steps}"))
+            again = World(
+                tmp_path,
+                server=first.server,
+                deaths=deaths,
+                overrides=(*rarely, f"--rl.steps={steps}"),
+            )
             await again.run()
             assert sorted(line["version"] for line in again.evals()) == ends
 
     asyncio.run(scenario())
 
 
-def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(tmp_path: Path) -> None:
+def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         world = World(tmp_path)
         transport = MortalTransport(world.server, None)
@@ -189,11 +221,17 @@ def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(t
 
 
 def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
-    with only_learner(tmp_path), pytest.raises(RunFailed, match="another learner works"), only_learner(tmp_path):
+    with (
+        only_learner(tmp_path),
+        pytest.raises(RunFailed, match="another learner works"),
+        only_learner(tmp_path),
+    ):
         pass
 
 
-def test_a_run_that_begins_again_with_other_steps_has_actors_begin_again_too(tmp_path: Path) -> None:
+def test_a_run_that_begins_again_with_other_steps_has_actors_begin_again_too(
+    tmp_path: Path,
+) -> None:
     """It died before its first checkpoint. Groups of versions that the new line does not reach would all be dropped."""
 
     async def scenario() -> None:
@@ -206,7 +244,9 @@ def test_a_run_that_begins_again_with_other_steps_has_actors_begin_again_too(tmp
         await asyncio.wait([running])
         second = World(tmp_path, server=first.server, overrides=(*rarely, "--rl.groups_per_step=8"))
         await second.run()
-        of_the_old_line = [drop for line in second.ledger() for drop in line["dropped"] if drop[2] == "lineage"]
+        of_the_old_line = [
+            drop for line in second.ledger() for drop in line["dropped"] if drop[2] == "lineage"
+        ]
         assert len(second.ledger()) == 6
         assert 0 < len(of_the_old_line) <= 24  # those in the log, and those under way
         announced = await StateStore(MortalTransport(first.server, None)).get(Key.POLICY)
@@ -273,7 +313,11 @@ def damage(world: World, file: str, content: bytes | None) -> int:
         ("state.json", b"{}", "cannot be read"),
         ("state.json", b"null", "cannot be read"),
         ("state.json", b"[]", "cannot be read"),
-        ("state.json", b'{"step": 7, "files": {}, "state": {"identity": {"model": "m"}}}', "TypeError"),
+        (
+            "state.json",
+            b'{"step": 7, "files": {}, "state": {"identity": {"model": "m"}}}',
+            "TypeError",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
@@ -307,13 +351,17 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so_and_does_not_speak(tmp_
             (checkpoint.path / "hash").write_bytes(bytes((checkpoint.path / "hash").stat().st_size))
         with pytest.raises(ExceptionGroup) as refused:
             await first.learner(MortalTransport(first.server, None)).run()
-        assert refused.group_contains(CheckpointError, match="no checkpoint of .* is whole .* move all of them away")
+        assert refused.group_contains(
+            CheckpointError, match="no checkpoint of .* is whole .* move all of them away"
+        )
         assert len(read_lines(first.config.run_dir / "lineages.jsonl")) == 1
 
     asyncio.run(scenario())
 
 
-def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     """The file can be read, and its numbers look like weights."""
 
     def engine() -> Any:
@@ -332,7 +380,9 @@ def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(tmp_path:
         name = next(name for name in header if "master" in name)
         data[begin + header[name]["data_offsets"][0] + 3] ^= 0x40  # in an exponent
         file.write_bytes(data)
-        again = World(tmp_path, server=first.server, make_engine=engine, overrides=(*quick, "--rl.steps=3"))
+        again = World(
+            tmp_path, server=first.server, make_engine=engine, overrides=(*quick, "--rl.steps=3")
+        )
         with capture_logs() as logs:
             await again.run()
         (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
@@ -358,7 +408,9 @@ def test_a_weights_file_that_somebody_has_removed_is_written_again(tmp_path: Pat
                 group = played(lease.ticket, policy, self.dice)
                 if policy.version >= 3 and not self.emptied:
                     await self.consumed(state, log)
-                    await asyncio.sleep(0.3)  # a checkpoint that links the file has been written by then
+                    await asyncio.sleep(
+                        0.3
+                    )  # a checkpoint that links the file has been written by then
                     newest = await state.get(Key.POLICY)
                     assert isinstance(newest, WeightsManifest) and newest.path is not None
                     Path(newest.path).unlink()

@@ -45,12 +45,16 @@ def members(place: Rendezvous, *ranks: int) -> list[Member]:
 
 
 @in_a_loop
-async def test_all_get_seats_in_the_order_of_their_numbers_and_the_same_end(place: Rendezvous) -> None:
+async def test_all_get_seats_in_the_order_of_their_numbers_and_the_same_end(
+    place: Rendezvous,
+) -> None:
     place = replace(place, alike=place.alike | {"rollout.system_prompt": "x" * 300_000})
     host, others = Host(place, asyncio.Event()), members(place, 2, 1)
     seats = await asyncio.gather(*[other.seat() for other in others], host.seat())
     assert [seat.position for seat in seats] == [2, 1, 0]
-    assert {(seat.nodes, seat.address, seat.port) for seat in seats} == {(3, "127.0.0.1", seats[0].port)}
+    assert {(seat.nodes, seat.address, seat.port) for seat in seats} == {
+        (3, "127.0.0.1", seats[0].port)
+    }
     await host.close(NodesEnd(0, ""))
     assert [await other.ended() for other in others] == [NodesEnd(0, "")] * 2
     for other in others:
@@ -64,7 +68,9 @@ async def test_without_the_missing_node_the_others_move_up_if_they_may(place: Re
     seats = await asyncio.gather(host.seat(), other.seat())
     assert [(seat.position, seat.nodes) for seat in seats] == [(0, 2), (1, 2)]
     (late,) = members(replace(fewer, join_timeout_s=0.2), 1)
-    with pytest.raises(RunFailed, match="runs without node 1, which can join when node 0 starts again"):
+    with pytest.raises(
+        RunFailed, match="runs without node 1, which can join when node 0 starts again"
+    ):
         await late.seat()
     await other.close(None)
     await host.close(None)
@@ -95,13 +101,17 @@ async def test_a_recipe_that_differs_is_refused_with_both_values(place: Rendezvo
 
 @pytest.mark.parametrize("started", [False, True])
 @in_a_loop
-async def test_a_number_that_is_taken_waits_and_says_by_whom(place: Rendezvous, started: bool) -> None:
+async def test_a_number_that_is_taken_waits_and_says_by_whom(
+    place: Rendezvous, started: bool
+) -> None:
     host, (first, last, second) = Host(place, asyncio.Event()), members(place, 1, 2, 1)
     seated: list[Node] = [host, first, last] if started else [host, first]
     waiting = [asyncio.create_task(node.seat()) for node in seated]
     await asyncio.wait(waiting, timeout=2 if started else 0.2)
     second.rendezvous = replace(second.rendezvous, join_timeout_s=0.2)
-    with pytest.raises(RunFailed, match=r"127\.0\.0\.1 is node 1 already: each machine needs its own node_rank"):
+    with pytest.raises(
+        RunFailed, match=r"127\.0\.0\.1 is node 1 already: each machine needs its own node_rank"
+    ):
         await second.seat()
     for task in waiting:
         task.cancel()
@@ -113,7 +123,9 @@ async def test_a_number_that_is_taken_waits_and_says_by_whom(place: Rendezvous, 
 @in_a_loop
 async def test_nobody_at_the_rendezvous_is_an_error_after_a_bounded_wait(place: Rendezvous) -> None:
     (other,) = members(replace(place, join_timeout_s=0.2), 1)
-    with pytest.raises(RunFailed, match=r"node 1 got no seat at the rendezvous 127\.0\.0\.1:\d+ within"):
+    with pytest.raises(
+        RunFailed, match=r"node 1 got no seat at the rendezvous 127\.0\.0\.1:\d+ within"
+    ):
         await other.seat()
 
 
@@ -122,7 +134,13 @@ async def test_a_stranger_and_nonsense_change_nothing(place: Rendezvous) -> None
     host, others = Host(place, asyncio.Event()), members(place, 1, 2)
     waiting = asyncio.create_task(host.seat())
     await asyncio.sleep(0.1)
-    for line in (b"GET / HTTP/1.1\r\n", b"[1]\n", b'{"node": 1}\n', b'{"node": "x", "alike": 3}\n', b"x" * 2_000_000):
+    for line in (
+        b"GET / HTTP/1.1\r\n",
+        b"[1]\n",
+        b'{"node": 1}\n',
+        b'{"node": "x", "alike": 3}\n',
+        b"x" * 2_000_000,
+    ):
         _, writer = await asyncio.open_connection(place.host, place.port)
         writer.write(line)
         writer.close()
@@ -141,9 +159,15 @@ async def test_the_others_learn_which_node_is_gone(place: Rendezvous, how: str) 
         assert others[0]._beats is not None
         others[0]._beats.cancel()
     else:
-        await others[0].close(NodesEnd(7, "rank 3 ended with code 7") if how == "says why" else None)
+        await others[0].close(
+            NodesEnd(7, "rank 3 ended with code 7") if how == "says why" else None
+        )
     end = await asyncio.wait_for(host.ended(), 2)
-    reason = {"closes": "its connection is closed", "is silent": "silent for 0.4 s", "says why": "rank 3 ended"}[how]
+    reason = {
+        "closes": "its connection is closed",
+        "is silent": "silent for 0.4 s",
+        "says why": "rank 3 ended",
+    }[how]
     assert end.code == 1
     assert end.reason.startswith("node 1 (127.0.0.1) is gone: ")
     assert reason in end.reason
@@ -209,7 +233,9 @@ def test_nodes_whose_longest_episodes_differ_are_not_alike() -> None:
     found = []
     for horizons in ([10], [40]):
         env = [{"id": "textcraft", "horizons": horizons}]
-        config = RunConfig.load([], [*overrides, f"--envs={json.dumps(env)}", "--rollout.context=window"])
+        config = RunConfig.load(
+            [], [*overrides, f"--envs={json.dumps(env)}", "--rollout.context=window"]
+        )
         met = rendezvous(config, {})
         assert met is not None
         found.append(met.alike)

@@ -18,11 +18,15 @@ signal.sigtimedwait({signal.SIGTERM}, float(sys.argv[1]))  # as a rank, which th
 
 
 @pytest.mark.parametrize(("stop", "code"), [(True, 128 + signal.SIGTERM), (False, 0)])
-def test_ranks_that_were_asked_to_stop_do_not_end_as_if_the_run_was_over(stop: bool, code: int) -> None:
+def test_ranks_that_were_asked_to_stop_do_not_end_as_if_the_run_was_over(
+    stop: bool, code: int
+) -> None:
     async def scenario() -> int:
         work_s = "60" if stop else "0"
         ranks = [
-            await asyncio.create_subprocess_exec(sys.executable, "-c", RANK, work_s, stdout=asyncio.subprocess.PIPE)
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", RANK, work_s, stdout=asyncio.subprocess.PIPE
+            )
             for _ in range(2)
         ]
         for rank in ranks:

@@ -39,7 +39,9 @@ def test_a_new_run_has_no_checkpoint(store: CheckpointStore) -> None:
     assert store.newest() is None and store.all() == []
 
 
-def test_the_newest_checkpoint_gives_back_files_and_state(store: CheckpointStore, tmp_path: Path) -> None:
+def test_the_newest_checkpoint_gives_back_files_and_state(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     path = store.write(7, files("a"), {"cursor": 41})
     newest = store.newest()
     assert newest is not None and newest == opened(path)
@@ -48,7 +50,8 @@ def test_the_newest_checkpoint_gives_back_files_and_state(store: CheckpointStore
 
 
 @given(
-    keep=st.integers(1, 4), steps=st.lists(st.integers(0, 2_000_000), min_size=1, max_size=6, unique=True).map(sorted)
+    keep=st.integers(1, 4),
+    steps=st.lists(st.integers(0, 2_000_000), min_size=1, max_size=6, unique=True).map(sorted),
 )
 def test_the_newest_few_are_kept_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, keep: int, steps: list[int]
@@ -61,7 +64,9 @@ def test_the_newest_few_are_kept_and_nothing_else(
     assert len(names(root)) == min(keep, len(steps))
 
 
-def test_what_a_killed_learner_had_written_makes_room_before_the_next_is_written(tmp_path: Path) -> None:
+def test_what_a_killed_learner_had_written_makes_room_before_the_next_is_written(
+    tmp_path: Path,
+) -> None:
     for name in (".incoming-step-000013", ".outgoing-step-000004"):
         (tmp_path / name).mkdir()
     store = CheckpointStore(tmp_path, keep=1)
@@ -108,7 +113,9 @@ def test_a_damaged_checkpoint_is_passed_over(store: CheckpointStore, damage: str
         opened(path)
 
 
-def test_the_only_good_checkpoint_outlives_damaged_newer_ones(store: CheckpointStore, tmp_path: Path) -> None:
+def test_the_only_good_checkpoint_outlives_damaged_newer_ones(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
     store.write(1, files("a"), {})
     for step in (2, 3):
         (store.write(step, files("b"), {}) / STATE_FILE).unlink()
@@ -149,7 +156,10 @@ def test_the_state_is_written_after_all_files_are_durable(
     monkeypatch.setattr(checkpoint_module, "sync", spy)
     path = store.write(1, files("a"), {})
     assert set(synced[:2]) == {"weights", "optimizer"} and synced[2] == STATE_FILE
-    assert json.loads((path / STATE_FILE).read_text())["files"] == {"weights": 1, "inner/optimizer": 2}
+    assert json.loads((path / STATE_FILE).read_text())["files"] == {
+        "weights": 1,
+        "inner/optimizer": 2,
+    }
 
 
 CRASH = """
@@ -197,10 +207,14 @@ def test_a_kill_at_any_file_operation_leaves_a_complete_checkpoint(tmp_path: Pat
         newest = store.newest()
         assert newest is not None and newest.state == {"step": newest.step}
         store.write(newest.step + 1, files("b"), {"step": newest.step + 1})
-        assert names(root) == [f"step-{newest.step + 1:06d}"], f"leftovers of a kill at operation {operation} remain"
+        assert names(root) == [f"step-{newest.step + 1:06d}"], (
+            f"leftovers of a kill at operation {operation} remain"
+        )
 
 
-@pytest.mark.parametrize("error", [OSError(28, os.strerror(28)), RuntimeError("unexpected pos 576 vs 534")], ids=type)
+@pytest.mark.parametrize(
+    "error", [OSError(28, os.strerror(28)), RuntimeError("unexpected pos 576 vs 534")], ids=type
+)
 def test_a_full_disk_says_so_and_gets_its_room_back(
     store: CheckpointStore, tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +227,8 @@ def test_a_full_disk_says_so_and_gets_its_room_back(
         with pytest.raises(RuntimeError, match="unexpected pos"):
             store.write(2, full, {})
         monkeypatch.setattr(checkpoint_module, "FULL_BYTES", 1 << 62)
-    with pytest.raises(CheckpointError, match=rf"the disk of {tmp_path} is full, .* resume from step 1"):
+    with pytest.raises(
+        CheckpointError, match=rf"the disk of {tmp_path} is full, .* resume from step 1"
+    ):
         store.write(2, full, {})
     assert names(tmp_path) == ["step-000001"]

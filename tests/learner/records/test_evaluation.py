@@ -22,10 +22,18 @@ from horizonrl.learner.intake.collector import Collector, EvalEnd, LearnerPositi
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.learner.records.best import Best
-from horizonrl.learner.records.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
+from horizonrl.learner.records.evaluation import (
+    Rounds,
+    count_end,
+    evaluation_line,
+    mirror_evaluation,
+    plan_digest,
+)
 from tests.records import make_group, make_ticket
 
-CONFIG = RunConfig.load([], ["--imitation.steps=2", "--rl.steps=5", "--eval.every=2", "--eval.samples=3"])
+CONFIG = RunConfig.load(
+    [], ["--imitation.steps=2", "--rl.steps=5", "--eval.every=2", "--eval.samples=3"]
+)
 TASKS = tuple(
     EvalTask(Task(env_id=env_id, task_id=task_id), category)
     for env_id, task_id, category in [("a", "a1", "easy"), ("a", "a2", "hard"), ("b", "b1", "all")]
@@ -34,7 +42,9 @@ RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 
 
 def end_of(record: Group | Void | DeadLetter, version: int = 9, sequence: int = 1) -> EvalEnd:
-    end = Collector(RULES, TicketAccounts()).consume(Entry(sequence, record), LearnerPosition(version, Phase.RL))
+    end = Collector(RULES, TicketAccounts()).consume(
+        Entry(sequence, record), LearnerPosition(version, Phase.RL)
+    )
     assert end is not None
     return end
 
@@ -44,7 +54,9 @@ def solved(number: int, *rewards: float | None, version: int = 4) -> EvalEnd:
 
 
 def void(number: int) -> Void:
-    return Void(ticket=make_ticket(number, Kind.EVAL, group_size=3, version=4), reason="late", actor="a")
+    return Void(
+        ticket=make_ticket(number, Kind.EVAL, group_size=3, version=4), reason="late", actor="a"
+    )
 
 
 # The tasks
@@ -56,13 +68,18 @@ def test_the_tasks_are_held_out_and_spread_over_the_categories_whatever_the_seed
     specs = {spec.task_id: spec for spec in registry.select("textcraft")}
     assert {specs[planned.task.task_id].split for planned in tasks} == {"test"}
     assert all(specs[planned.task.task_id].category == planned.category for planned in tasks)
-    assert eval_tasks(RunConfig.load([], ["--eval.every=5", "--eval.tasks=30", "--run.seed=7"])) == tasks
+    assert (
+        eval_tasks(RunConfig.load([], ["--eval.every=5", "--eval.tasks=30", "--run.seed=7"]))
+        == tasks
+    )
     assert eval_tasks(RunConfig.load([], ["--eval.every=5", "--eval.tasks=10"])) == tasks[:10]
     assert eval_tasks(RunConfig.load([], ["--eval.tasks=30"])) == ()
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 40))
-def test_no_category_has_two_more_than_another_that_holds_more(categories: list[str], count: int) -> None:
+def test_no_category_has_two_more_than_another_that_holds_more(
+    categories: list[str], count: int
+) -> None:
     specs = [TaskSpec(f"t{n}", "test", category) for n, category in enumerate(categories)]
     chosen = spread(specs, count)
     assert len(chosen) == len(set(chosen)) == min(count, len(specs))
@@ -71,36 +88,65 @@ def test_no_category_has_two_more_than_another_that_holds_more(categories: list[
     assert all(max(taken.values()) <= taken[name] + 1 for name in unused)
 
 
-def test_an_environment_that_holds_nothing_out_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horizonrl.envs.worlds.games.parity.TASKS", (TaskSpec("round-00", "train", "all"),))
-    config = RunConfig.load([], ["--eval.every=5", "--envs", '[{"id": "parity", "categories": ["all"]}]'])
-    with pytest.raises(ConfigError, match=r"'parity' holds out no task of the categories all.*set eval\.every to 0"):
+def test_an_environment_that_holds_nothing_out_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "horizonrl.envs.worlds.games.parity.TASKS", (TaskSpec("round-00", "train", "all"),)
+    )
+    config = RunConfig.load(
+        [], ["--eval.every=5", "--envs", '[{"id": "parity", "categories": ["all"]}]']
+    )
+    with pytest.raises(
+        ConfigError, match=r"'parity' holds out no task of the categories all.*set eval\.every to 0"
+    ):
         eval_tasks(config)
 
 
 def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Path) -> None:
     """Its options choose its tasks, and one that only gives demonstrations holds nothing out."""
     recorded = tmp_path / "recorded.json"
-    line = {"item_id": 1, "conversations": [{"from": "human", "value": "Go."}, {"from": "gpt", "value": "Gone."}]}
+    line = {
+        "item_id": 1,
+        "conversations": [{"from": "human", "value": "Go."}, {"from": "gpt", "value": "Gone."}],
+    }
     recorded.write_text(json.dumps([line]))
-    transcripts = {"id": "transcripts", "split": "train", "kinds": ["demo"], "options": {"path": str(recorded)}}
+    transcripts = {
+        "id": "transcripts",
+        "split": "train",
+        "kinds": ["demo"],
+        "options": {"path": str(recorded)},
+    }
     textcraft = {"id": "textcraft", "categories": ["depth1"]}
     both, alone = ([*envs] for envs in ([transcripts, textcraft], [textcraft]))
-    planned = [eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", json.dumps(envs)])) for envs in (both, alone)]
+    planned = [
+        eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", json.dumps(envs)]))
+        for envs in (both, alone)
+    ]
     assert planned[0] == planned[1] != ()
     playable = json.dumps([transcripts | {"kinds": ["demo", "eval"]}, textcraft])
     with pytest.raises(ConfigError, match="'transcripts' holds out no task"):
         eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", playable]))
     with pytest.raises(
-        ConfigError, match=r"eval\.every is 5 but none of the envs textcraft has 'eval' among its kinds"
+        ConfigError,
+        match=r"eval\.every is 5 but none of the envs textcraft has 'eval' among its kinds",
     ):
-        RunConfig.load([], ["--eval.every=5", "--envs", json.dumps([textcraft | {"kinds": ["demo", "train"]}])])
+        RunConfig.load(
+            [], ["--eval.every=5", "--envs", json.dumps([textcraft | {"kinds": ["demo", "train"]}])]
+        )
 
 
 def test_what_tells_tickets_apart_is_part_of_the_plan() -> None:
     other = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"every": 3})})
     assert (
-        len({plan_digest(CONFIG.eval, TASKS), plan_digest(CONFIG.eval, TASKS[:2]), plan_digest(other.eval, TASKS)}) == 3
+        len(
+            {
+                plan_digest(CONFIG.eval, TASKS),
+                plan_digest(CONFIG.eval, TASKS[:2]),
+                plan_digest(other.eval, TASKS),
+            }
+        )
+        == 3
     )
 
 
@@ -114,13 +160,22 @@ def test_a_round_is_complete_with_its_last_end_in_whatever_order_they_come() -> 
     assert rounds.add(solved(0, 1.0)) is None
     results = rounds.add(solved(1, 0.0))
     assert results is not None
-    assert [(planned.task.task_id, result.number) for planned, result in results] == [("a1", 0), ("a2", 1), ("b1", 2)]
+    assert [(planned.task.task_id, result.number) for planned, result in results] == [
+        ("a1", 0),
+        ("a2", 1),
+        ("b1", 2),
+    ]
     assert [result["number"] for result in rounds.dump()] == [4]
 
 
 def test_open_rounds_survive_a_checkpoint() -> None:
     rounds = Rounds(TASKS)
-    for end in (solved(0, 1.0, None), end_of(void(1)), end_of(DeadLetter("bad", "eval-00000003")), solved(5, 0.0)):
+    for end in (
+        solved(0, 1.0, None),
+        end_of(void(1)),
+        end_of(DeadLetter("bad", "eval-00000003")),
+        solved(5, 0.0),
+    ):
         rounds.add(end)
     restored = Rounds(TASKS, json.loads(json.dumps(rounds.dump())))
     assert restored.dump() == rounds.dump()
@@ -199,7 +254,11 @@ def frame(directory: Path, version: int) -> Path:
 
 
 def result(version: int, success_rate: float | None) -> dict[str, object]:
-    return {"version": version, "success_rate": success_rate, "low": success_rate and success_rate / 2}
+    return {
+        "version": version,
+        "success_rate": success_rate,
+        "low": success_rate and success_rate / 2,
+    }
 
 
 def test_the_best_version_is_kept_and_a_tie_goes_to_the_later_one(tmp_path: Path) -> None:
@@ -207,7 +266,14 @@ def test_the_best_version_is_kept_and_a_tie_goes_to_the_later_one(tmp_path: Path
     assert best.read() is None
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "mine.safetensors").write_text("somebody else's")
-    offers = [(2, 0.25, True), (4, 0.5, True), (6, None, False), (8, 0.5, True), (7, 0.5, False), (10, 0.4, False)]
+    offers = [
+        (2, 0.25, True),
+        (4, 0.5, True),
+        (6, None, False),
+        (8, 0.5, True),
+        (7, 0.5, False),
+        (10, 0.4, False),
+    ]
     for version, success_rate, kept in offers:
         assert best.offer(result(version, success_rate), frame(tmp_path, version)) is kept
     held = best.read()
@@ -244,11 +310,18 @@ def test_weights_stay_until_their_evaluation_is_in_and_half_written_ones_go(tmp_
     unfinished = tmp_path / ".frame-000007-000.safetensors.incoming"
     unfinished.touch()
     transport = MemoryTransport()
-    publisher = WeightsPublisher(transport, Fence(transport), tmp_path, share_files=True, held={1, 3})
+    publisher = WeightsPublisher(
+        transport, Fence(transport), tmp_path, share_files=True, held={1, 3}
+    )
     for version in range(8):
-        os.utime(frame(tmp_path, version), (8 - version, 8 - version))  # a clock that goes back must not matter
+        os.utime(
+            frame(tmp_path, version), (8 - version, 8 - version)
+        )  # a clock that goes back must not matter
     assert not unfinished.exists()
-    with publisher.reading(PolicyVersion(version=0)) as file, publisher.reading(PolicyVersion(version=9)) as gone:
+    with (
+        publisher.reading(PolicyVersion(version=0)) as file,
+        publisher.reading(PolicyVersion(version=9)) as gone,
+    ):
         publisher.tidy()
         assert file is not None and file.is_file() and gone is None
     publisher.tidy()
@@ -283,12 +356,22 @@ def test_a_version_that_a_slow_controller_had_issued_is_awaited_too() -> None:
 
 
 @given(st.data())
-def test_evaluations_in_the_log_change_no_batch_no_metric_and_no_train_ticket(data: st.DataObject) -> None:
-    plain = [make_group(number, (1.0, 0.0), version) for number, version in enumerate((0, 0, 0, 1, 1, 2))]
+def test_evaluations_in_the_log_change_no_batch_no_metric_and_no_train_ticket(
+    data: st.DataObject,
+) -> None:
+    plain = [
+        make_group(number, (1.0, 0.0), version) for number, version in enumerate((0, 0, 0, 1, 1, 2))
+    ]
     mixed: list[Group | Void | DeadLetter] = list(plain)
     for number in range(data.draw(st.integers(0, 6))):
         evaluation = data.draw(
-            st.sampled_from([make_group(number, (1.0, None), 0, Kind.EVAL), void(number), DeadLetter("bad", "eval-9")])
+            st.sampled_from(
+                [
+                    make_group(number, (1.0, None), 0, Kind.EVAL),
+                    void(number),
+                    DeadLetter("bad", "eval-9"),
+                ]
+            )
         )
         mixed.insert(data.draw(st.integers(0, len(mixed))), evaluation)
 
@@ -301,7 +384,14 @@ def test_evaluations_in_the_log_change_no_batch_no_metric_and_no_train_ticket(da
                 pending = collector.commit()
                 outcome = collector.accounts.outcomes()[Kind.TRAIN]
                 made.append(
-                    (digest, pending.consumed, len(pending.dropped), len(pending.voids), pending.repeats, outcome)
+                    (
+                        digest,
+                        pending.consumed,
+                        len(pending.dropped),
+                        len(pending.voids),
+                        pending.repeats,
+                        outcome,
+                    )
                 )
                 version += 1
         return made

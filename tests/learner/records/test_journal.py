@@ -38,7 +38,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_crash(tmp_path: Path) -> None:
+def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_crash(
+    tmp_path: Path,
+) -> None:
     journal = Journal(tmp_path)
     for step in range(1, 6):
         journal.write_ledger({"step": step})
@@ -97,29 +99,41 @@ def test_held_out_episodes_are_kept_up_to_a_bound_those_of_the_first_evaluation_
     for number in (0, 1):
         journal.write_held_out(1, make_group(number, kind=Kind.EVAL))
     first = tmp_path / "episodes" / "eval-000001.jsonl"
-    assert [line["ticket"] for line in lines(first)] == [f"eval-{number:08d}" for number in (0, 0, 1, 1)]
-    monkeypatch.setattr("horizonrl.learner.records.journal.EVAL_EPISODES_BYTES", 2 * first.stat().st_size)
+    assert [line["ticket"] for line in lines(first)] == [
+        f"eval-{number:08d}" for number in (0, 0, 1, 1)
+    ]
+    monkeypatch.setattr(
+        "horizonrl.learner.records.journal.EVAL_EPISODES_BYTES", 2 * first.stat().st_size
+    )
     for step in range(2, 9):
         journal.write_held_out(step, make_group(step, kind=Kind.EVAL))
-    kept = [int(path.stem.removeprefix("eval-")) for path in sorted((tmp_path / "episodes").iterdir())]
+    kept = [
+        int(path.stem.removeprefix("eval-")) for path in sorted((tmp_path / "episodes").iterdir())
+    ]
     assert kept == [1, 6, 7, 8]
 
 
 def test_episodes_of_the_oldest_steps_make_room_and_the_newest_stay(tmp_path: Path) -> None:
     def kept() -> list[int]:
-        return sorted(int(path.stem.removeprefix("step-")) for path in (tmp_path / "episodes").iterdir())
+        return sorted(
+            int(path.stem.removeprefix("step-")) for path in (tmp_path / "episodes").iterdir()
+        )
 
     journal = Journal(tmp_path)
     journal.write_episodes(999_999, [make_group(0)])
     size = (tmp_path / "episodes" / "step-999999.jsonl").stat().st_size
-    for step in range(1_000_000, 1_000_005):  # a digit more: the order is that of the steps, not of the names
+    for step in range(
+        1_000_000, 1_000_005
+    ):  # a digit more: the order is that of the steps, not of the names
         journal.write_episodes(step, [make_group(0)])
         journal.free_episodes(4 * size)
     assert kept() == [1_000_001, 1_000_002, 1_000_003, 1_000_004]
     journal.write_episodes(1_000_005, [make_group(number) for number in range(6)])
     journal.free_episodes(4 * size)
     assert kept() == [1_000_005]
-    for step in range(1_000_006, 1_000_020):  # a learner that never lives until a hundredth of the bound is new
+    for step in range(
+        1_000_006, 1_000_020
+    ):  # a learner that never lives until a hundredth of the bound is new
         (often := Journal(tmp_path)).write_episodes(step, [make_group(0)])
         often.free_episodes(7 * size)
     assert len(kept()) == 7
@@ -137,13 +151,19 @@ def test_a_turn_is_kept_with_the_id_logprob_and_version_of_each_token(tmp_path: 
     journal = Journal(tmp_path)
     journal.write_episodes(4, [make_group(7, version=3)])
     turn = lines(tmp_path / "episodes" / "step-000004.jsonl")[0]["turns"][0]
-    assert (turn["ids"], turn["logprobs"], turn["spans"]) == ([5, 6, 0], [-0.5, -0.5, -0.5], [[3, 0, 3]])
+    assert (turn["ids"], turn["logprobs"], turn["spans"]) == (
+        [5, 6, 0],
+        [-0.5, -0.5, -0.5],
+        [[3, 0, 3]],
+    )
 
 
 def test_success_counts_every_group_consumed_and_no_broken_episode() -> None:
     solved, mixed = make_group(0, rewards=(1.0, 1.0)), make_group(1, rewards=(1.0, 0.0, None))
     pending = PendingBatch(
-        admitted=[(2, mixed)], consumed=[solved, mixed], dropped=[Drop(1, "train-00000000", "zero_variance")]
+        admitted=[(2, mixed)],
+        consumed=[solved, mixed],
+        dropped=[Drop(1, "train-00000000", "zero_variance")],
     )  # type: ignore[arg-type]
     line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, TIMES)
     assert line["success_rate"] == 3 / 4
@@ -165,12 +185,16 @@ def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() ->
     half = make_group(1, rewards=(0.0, None))
     half = half.model_copy(
         update={
-            "ticket": half.ticket.model_copy(update={"task": Task(env_id="babyai", task_id="go"), "horizon_turns": 9}),
+            "ticket": half.ticket.model_copy(
+                update={"task": Task(env_id="babyai", task_id="go"), "horizon_turns": 9}
+            ),
             "episodes": (half.episodes[0], broke),
         }
     )
     pending = PendingBatch(
-        admitted=[(1, whole)], consumed=[whole, half], dropped=[Drop(2, "train-00000001", DropReason.TOO_FEW_VALID)]
+        admitted=[(1, whole)],
+        consumed=[whole, half],
+        dropped=[Drop(2, "train-00000001", DropReason.TOO_FEW_VALID)],
     )
     line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, TIMES)
     assert (line["environment_steps"], line["generated_tokens"]) == (4 + 2 + 1, 8 + 4 + 2)
@@ -197,13 +221,17 @@ def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() ->
 
 def test_staleness_is_what_came_in_flight_and_what_came_in_the_queue() -> None:
     sampled = make_turn((5,), version=3), make_turn((6,), version=4)
-    group = make_group(0).model_copy(update={"episodes": (make_episode(0, *sampled), make_episode(1, *sampled))})
+    group = make_group(0).model_copy(
+        update={"episodes": (make_episode(0, *sampled), make_episode(1, *sampled))}
+    )
     demo = make_group(1, rewards=(1.0,), kind=Kind.DEMO)
     pending = PendingBatch(admitted=[(1, group), (2, demo)], consumed=[group, demo])
     metrics = Metrics()
     line = metrics_line(Phase.RL, PolicyVersion(version=7), pending, STATS, TIMES)
     mirror_metrics(metrics, line, pending)
-    sums = [metrics.value(f"staleness_{part}versions_sum") for part in ("", "in_flight_", "in_queue_")]
+    sums = [
+        metrics.value(f"staleness_{part}versions_sum") for part in ("", "in_flight_", "in_queue_")
+    ]
     assert sums == [3, 1, 2], "of the group alone: an expert is of no version"
     assert metrics.value("staleness_versions_count") == 1
     assert metrics.value("learner_step_timestamp_seconds") == line["time"]
@@ -211,7 +239,9 @@ def test_staleness_is_what_came_in_flight_and_what_came_in_the_queue() -> None:
     assert metrics.value("last_wait_seconds") == line["wait_s"]
 
 
-def test_branches_are_kept_with_what_each_begins_with_and_a_linear_episode_is_kept_as_ever(tmp_path: Path) -> None:
+def test_branches_are_kept_with_what_each_begins_with_and_a_linear_episode_is_kept_as_ever(
+    tmp_path: Path,
+) -> None:
     group = make_group(7)
     branched = group.model_copy(update={"episodes": (branched_episode(0), group.episodes[1])})
     Journal(tmp_path).write_episodes(1, [branched])
@@ -222,7 +252,9 @@ def test_branches_are_kept_with_what_each_begins_with_and_a_linear_episode_is_ke
     assert "branches" not in linear and "branch" not in linear["turns"][0]
 
 
-def test_an_episode_keeps_how_many_of_its_requests_were_refused_and_why_the_last(tmp_path: Path) -> None:
+def test_an_episode_keeps_how_many_of_its_requests_were_refused_and_why_the_last(
+    tmp_path: Path,
+) -> None:
     group = make_group(7)
     refused = group.episodes[0].model_copy(update={"refused": 2, "refusal": "no images"})
     group = group.model_copy(update={"episodes": (refused, group.episodes[1])})
@@ -232,9 +264,14 @@ def test_an_episode_keeps_how_many_of_its_requests_were_refused_and_why_the_last
     assert "refused" not in other
 
 
-def test_foreign_files_among_the_episodes_and_a_number_that_is_none_end_nobody(tmp_path: Path) -> None:
+def test_foreign_files_among_the_episodes_and_a_number_that_is_none_end_nobody(
+    tmp_path: Path,
+) -> None:
     journal = Journal(tmp_path)
-    foreign = [tmp_path / "episodes" / name for name in ("step-000001.jsonl.gz", "read-me-x.txt", "eval-old.jsonl")]
+    foreign = [
+        tmp_path / "episodes" / name
+        for name in ("step-000001.jsonl.gz", "read-me-x.txt", "eval-old.jsonl")
+    ]
     for path in foreign:
         path.write_text("x")
     (folder := tmp_path / "episodes" / "step-000003.jsonl").mkdir()

@@ -45,18 +45,34 @@ try:
 except AttributeError as error:
     print(error)
 """
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert shown.stdout.splitlines() == ["['horizonrl']", "0.1.0 []", "module 'horizonrl' has no attribute 'launch'"]
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert shown.stdout.splitlines() == [
+        "['horizonrl']",
+        "0.1.0 []",
+        "module 'horizonrl' has no attribute 'launch'",
+    ]
 
 
 def test_a_recipe_is_a_name_a_file_or_several_with_python_values_over_it(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text("[rl]\nsteps = 5\nlr = 0.5\n")
-    config = horizonrl.load_recipe(["laptop", mine], {"rl.steps": 7, "run.name": "123", "horizon.horizons": [2, 4]})
-    assert (config.rl.steps, config.rl.lr, config.run.name, config.horizon.horizons) == (7, 0.5, "123", (2, 4))
+    config = horizonrl.load_recipe(
+        ["laptop", mine], {"rl.steps": 7, "run.name": "123", "horizon.horizons": [2, 4]}
+    )
+    assert (config.rl.steps, config.rl.lr, config.run.name, config.horizon.horizons) == (
+        7,
+        0.5,
+        "123",
+        (2, 4),
+    )
     assert horizonrl.load_recipe("laptop").model == config.model
     assert horizonrl.load_recipe(mine).rl.steps == 5
-    assert horizonrl.load_recipe(overrides={"envs": [{"id": "parity"}], "broker.url": None}).envs[0].id == "parity"
+    assert (
+        horizonrl.load_recipe(overrides={"envs": [{"id": "parity"}], "broker.url": None}).envs[0].id
+        == "parity"
+    )
     with pytest.raises(horizonrl.ConfigError, match=r"rl\.stepz: no such key; did you mean"):
         horizonrl.load_recipe(overrides={"rl.stepz": 1})
     with pytest.raises(horizonrl.ConfigError, match="no recipe 'lapto'"):
@@ -78,7 +94,9 @@ def test_a_run_gives_its_files_as_rows_and_data_frames(run_dir: Path) -> None:
     stages = opened.stages()
     assert stages.column("stage") == ["before training", "after RL"]
     assert stages.column("version") == [0, 6]
-    with pytest.raises(horizonrl.ConfigError, match="no column 'succes_rate'; did you mean success_rate"):
+    with pytest.raises(
+        horizonrl.ConfigError, match="no column 'succes_rate'; did you mean success_rate"
+    ):
         metrics.column("succes_rate")
 
 
@@ -92,10 +110,15 @@ def test_episodes_are_typed_and_say_what_could_not_be_read(run_dir: Path) -> Non
     opened = horizonrl.open_run(run_dir)
     episodes = list(opened.episodes())
     assert len(episodes) == 144
-    assert all(isinstance(episode, horizonrl.EpisodeRow) and episode.kind == "train" for episode in episodes)
+    assert all(
+        isinstance(episode, horizonrl.EpisodeRow) and episode.kind == "train"
+        for episode in episodes
+    )
     assert sum(len(turn.token_ids) for turn in episodes[0].turns) > 0
     both = list(opened.episodes(held_out=True))
-    assert next(episode.end for episode in both if episode.kind == "eval") == "evaluation of version 0"
+    assert (
+        next(episode.end for episode in both if episode.kind == "eval") == "evaluation of version 0"
+    )
     assert len(both) == 144 + 3 * 2
     with (run_dir / "episodes" / "step-000003.jsonl").open("a") as file:
         file.write('{"ticket": "cut sh')
@@ -123,7 +146,9 @@ def test_a_report_is_one_file_and_an_export_needs_weights(run_dir: Path, tmp_pat
 
 def test_a_finished_run_is_followed_to_its_end_in_order(run_dir: Path) -> None:
     events = [(event.kind, event.step) for event in horizonrl.open_run(run_dir).follow()]
-    assert events == [("step", step) for step in range(1, 7)] + [("evaluation", version) for version in (0, 3, 6)]
+    assert events == [("step", step) for step in range(1, 7)] + [
+        ("evaluation", version) for version in (0, 3, 6)
+    ]
     last = [str(event) for event in horizonrl.open_run(run_dir).follow(after_step=6)]
     assert last[0] == "evaluation 0 of 6: held-out, success 16 %"
 
@@ -164,13 +189,19 @@ def test_steps_that_a_crash_rolled_back_are_followed_again(run_dir: Path) -> Non
 
     write(3)
     (run_dir / "evals.jsonl").unlink()
-    seen = [(event.step, event.measures["lineage"]) for event in Watched(run_dir, changes()).follow()]
+    seen = [
+        (event.step, event.measures["lineage"]) for event in Watched(run_dir, changes()).follow()
+    ]
     assert seen == [(1, 0), (2, 0), (3, 0), (4, 0), (3, 1), (4, 1), (5, 1)]
 
 
 def test_a_program_that_fails_raises_what_it_said(tmp_path: Path) -> None:
-    failed = programs.RunningCommand.start(["train", str(tmp_path / "none.toml")], tmp_path / "said.txt")
-    with pytest.raises(horizonrl.ConfigError, match=r"^no recipe at .*none\.toml: give the path of a TOML file$"):
+    failed = programs.RunningCommand.start(
+        ["train", str(tmp_path / "none.toml")], tmp_path / "said.txt"
+    )
+    with pytest.raises(
+        horizonrl.ConfigError, match=r"^no recipe at .*none\.toml: give the path of a TOML file$"
+    ):
         failed.wait(60)
     assert not failed.running
     failed.stop()  # nothing is left to stop
@@ -178,17 +209,25 @@ def test_a_program_that_fails_raises_what_it_said(tmp_path: Path) -> None:
 
 def test_a_run_outlives_its_object_and_is_known_while_it_starts(tmp_path: Path) -> None:
     wrong = [{"id": "parity", "options": {"style": "compact"}}]
-    config = horizonrl.load_recipe(overrides={"run.root": str(tmp_path), "run.name": "mine", "envs": wrong})
+    config = horizonrl.load_recipe(
+        overrides={"run.root": str(tmp_path), "run.name": "mine", "envs": wrong}
+    )
     process, run_dir = horizonrl.start(config).program.process, tmp_path / "mine"
     process.send_signal(signal.SIGSTOP)  # it would end by itself soon
     gc.collect()
-    with pytest.raises(horizonrl.RunFailed, match=rf"another `horizonrl train` \(process {process.pid}\) works in"):
+    with pytest.raises(
+        horizonrl.RunFailed, match=rf"another `horizonrl train` \(process {process.pid}\) works in"
+    ):
         horizonrl.start(config)
     with pytest.raises(horizonrl.ConfigError, match="is still starting"):
         horizonrl.open_run(run_dir)
     process.send_signal(signal.SIGCONT)
     process.wait(120)
-    assert (run_dir / "logs/train.txt").read_text().startswith("error: environment 'parity' has no option 'style'")
+    assert (
+        (run_dir / "logs/train.txt")
+        .read_text()
+        .startswith("error: environment 'parity' has no option 'style'")
+    )
     assert horizonrl.load_recipe(run_dir / "logs/train.toml") == config
     with pytest.raises(horizonrl.ConfigError, match="is no run directory"):
         horizonrl.open_run(run_dir)
@@ -196,9 +235,13 @@ def test_a_run_outlives_its_object_and_is_known_while_it_starts(tmp_path: Path) 
         horizonrl.start(config)
 
 
-def test_a_directory_is_in_training_while_its_lock_is_held_whoever_has_the_noted_id(tmp_path: Path) -> None:
+def test_a_directory_is_in_training_while_its_lock_is_held_whoever_has_the_noted_id(
+    tmp_path: Path,
+) -> None:
     assert not in_training(tmp_path)
-    (tmp_path / "train.lock").write_text(str(os.getpid()))  # a killed one's, which has passed to this process
+    (tmp_path / "train.lock").write_text(
+        str(os.getpid())
+    )  # a killed one's, which has passed to this process
     assert not in_training(tmp_path)
     with only_train(tmp_path):
         (tmp_path / "train.lock").write_text("1234567890")  # of another machine or container
@@ -206,7 +249,9 @@ def test_a_directory_is_in_training_while_its_lock_is_held_whoever_has_the_noted
     assert not in_training(tmp_path)
 
 
-def test_a_look_at_the_lock_keeps_no_train_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_the_lock_keeps_no_train_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.lock").touch()
     with (tmp_path / "train.lock").open() as look:
         fcntl.flock(look, fcntl.LOCK_SH)
@@ -215,8 +260,15 @@ def test_a_look_at_the_lock_keeps_no_train_from_starting(tmp_path: Path, monkeyp
             pass
 
 
-def test_variables_that_would_win_over_a_config_do_not_reach_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"HORIZONRL_RL__STEPS": "3", "HORIZONRL_RL": '{"steps": 5}', "HORIZONRL_ENVS": "[]", "horizonrl_rl__lr": "1"}
+def test_variables_that_would_win_over_a_config_do_not_reach_its_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {
+        "HORIZONRL_RL__STEPS": "3",
+        "HORIZONRL_RL": '{"steps": 5}',
+        "HORIZONRL_ENVS": "[]",
+        "horizonrl_rl__lr": "1",
+    }
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "secret")
     monkeypatch.setenv("HORIZONRL_IMAGE", "an image")
     config = horizonrl.load_recipe(overrides={"rl.steps": 9})
@@ -230,7 +282,11 @@ def test_variables_that_would_win_over_a_config_do_not_reach_its_program(monkeyp
 
 
 def test_a_program_has_as_long_to_end_as_its_learner_and_its_actors() -> None:
-    for overrides, stop_s in (({}, 180), ({"learner.shutdown_s": 600}, 660), ({"actor.drain_s": 300}, 380)):
+    for overrides, stop_s in (
+        ({}, 180),
+        ({"learner.shutdown_s": 600}, 660),
+        ({"actor.drain_s": 300}, 380),
+    ):
         assert programs.longest_stop_s(horizonrl.load_recipe(overrides=overrides)) == stop_s
 
 
@@ -248,14 +304,25 @@ def test_a_choice_is_the_commands_words() -> None:
     from horizonrl.ops.api.evaluation import _choice
 
     choice = horizonrl.Choice(
-        env_ids=("parity", "maze"), split="all", tasks=3, samples=(1, 4), turns=(2,), options={"style": "compact"}
+        env_ids=("parity", "maze"),
+        split="all",
+        tasks=3,
+        samples=(1, 4),
+        turns=(2,),
+        options={"style": "compact"},
     )
     given = " ".join(_choice(choice))
-    assert given == '--split all --tasks 3 --env parity maze --samples 1 4 --turns 2 --options.style="compact"'
+    assert (
+        given
+        == '--split all --tasks 3 --env parity maze --samples 1 4 --turns 2 --options.style="compact"'
+    )
     words_file = _choice(horizonrl.Choice(options={"words": Path("w.txt")}))
     assert list(words_file)[-1] == '--options.words="w.txt"'
     assert list(_choice(horizonrl.Choice())) == ["--split", "test"]
-    assert list(_choice(horizonrl.Choice(["parity"], samples=[2]))) == "--split test --env parity --samples 2".split()
+    assert (
+        list(_choice(horizonrl.Choice(["parity"], samples=[2])))
+        == "--split test --env parity --samples 2".split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,33 +336,64 @@ def test_a_choice_is_the_commands_words() -> None:
         ({"tasks": "2"}, "tasks is '2', and should be int, or None"),
     ],
 )
-def test_a_choice_of_a_wrong_type_is_refused_as_it_is_made(given: dict[str, Any], message: str) -> None:
+def test_a_choice_of_a_wrong_type_is_refused_as_it_is_made(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(horizonrl.ConfigError, match=message):
         horizonrl.Choice(**given)
 
 
 def test_every_field_of_a_choice_is_on_the_page() -> None:
-    table = (Path(__file__).parents[3] / "docs/python-api.md").read_text().partition("`Choice` has")[2]
-    assert [name for name in vars(horizonrl.Choice()) if f"`{name}`" not in table.partition("```python")[0]] == []
+    table = (
+        (Path(__file__).parents[3] / "docs/python-api.md").read_text().partition("`Choice` has")[2]
+    )
+    assert [
+        name
+        for name in vars(horizonrl.Choice())
+        if f"`{name}`" not in table.partition("```python")[0]
+    ] == []
 
 
-def test_a_wrong_argument_is_a_config_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_argument_is_a_config_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     api: Any = horizonrl
     config, file = horizonrl.load_recipe("laptop"), tmp_path / "file"
     file.touch()
     for call, message in (
-        (lambda: api.train("laptop"), r"^train: config is 'laptop', .* RunConfig; pass load_recipe\('laptop'\)$"),
+        (
+            lambda: api.train("laptop"),
+            r"^train: config is 'laptop', .* RunConfig; pass load_recipe\('laptop'\)$",
+        ),
         (lambda: api.start("laptop"), "^start: config is 'laptop'"),
-        (lambda: api.start({"rl.steps": 4}), "^start: config is {'rl.steps': 4}, and should be RunConfig$"),
-        (lambda: api.load_recipe(5), r"^load_recipe: recipe is 5, and should be str \| Path \| list\[str \| Path\]$"),
-        (lambda: api.load_recipe("laptop", ["rl.steps=4"]), r"overrides is .* should be dict\[str, Any\], or None"),
-        (lambda: api.evaluate("m", "out", {"tasks": 1}), "choice is {'tasks': 1}, and should be Choice, or None"),
-        (lambda: api.evaluate("m", file), f"^{file}: File exists: give another path, or fix this one$"),
+        (
+            lambda: api.start({"rl.steps": 4}),
+            "^start: config is {'rl.steps': 4}, and should be RunConfig$",
+        ),
+        (
+            lambda: api.load_recipe(5),
+            r"^load_recipe: recipe is 5, and should be str \| Path \| list\[str \| Path\]$",
+        ),
+        (
+            lambda: api.load_recipe("laptop", ["rl.steps=4"]),
+            r"overrides is .* should be dict\[str, Any\], or None",
+        ),
+        (
+            lambda: api.evaluate("m", "out", {"tasks": 1}),
+            "choice is {'tasks': 1}, and should be Choice, or None",
+        ),
+        (
+            lambda: api.evaluate("m", file),
+            f"^{file}: File exists: give another path, or fix this one$",
+        ),
         (lambda: api.open_run(None), r"directory is None, and should be str \| Path$"),
         (lambda: api.open_run(file).export(5), "is no run directory"),
         (lambda: api.Run(file).export(5), r"^export: out is 5, and should be str \| Path$"),
-        (lambda: api.start_role("foo", config), "should be one of 'broker', 'controller', 'learner', 'actor'$"),
+        (
+            lambda: api.start_role("foo", config),
+            "should be one of 'broker', 'controller', 'learner', 'actor'$",
+        ),
     ):
         with pytest.raises(horizonrl.ConfigError, match=message):
             call()

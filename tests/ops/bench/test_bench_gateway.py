@@ -10,7 +10,9 @@ from horizonrl.ops.cli.main import main
 
 
 @pytest.mark.process
-def test_programs_and_rollouts_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_and_rollouts_are_measured_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (gateway, talker):
         monkeypatch.setattr(module, "TALKERS", 3)
     out = tmp_path / "gateway.json"

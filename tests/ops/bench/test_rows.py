@@ -16,7 +16,12 @@ from horizonrl.ops.cli.main import main
 def test_the_ratio_is_the_median_of_rounds_and_its_spread_their_extremes() -> None:
     facts = Row("speed", "them", "tokens/s", [10.0, 30.0, 20.0], [10.0, 10.0, 10.0], goal=1.0).facts
     assert (facts["ratio"], facts["low"], facts["high"]) == (2.0, 1.0, 3.0)
-    assert (facts["what"], facts["peer"], facts["goal"], facts["rounds"]) == ("speed", "them", 1.0, 3)
+    assert (facts["what"], facts["peer"], facts["goal"], facts["rounds"]) == (
+        "speed",
+        "them",
+        1.0,
+        3,
+    )
 
 
 def test_of_what_is_no_rate_less_is_better() -> None:
@@ -56,7 +61,9 @@ def test_each_unit_is_a_row_and_a_goal_is_of_the_first() -> None:
     async def them() -> Mapping[str, float]:
         return {"s": 4.0}
 
-    case = Case("start", {"ours": ours, "them": them, "goal of 1 s": constant("s", 1.0)}, {"them": 1.0})
+    case = Case(
+        "start", {"ours": ours, "them": them, "goal of 1 s": constant("s", 1.0)}, {"them": 1.0}
+    )
     rows = asyncio.run(measure(case, Request(small=True)))
     assert [(row.peer, row.unit, row.goal) for row in rows] == [
         ("them", "s", 1.0),
@@ -74,7 +81,9 @@ def test_a_peer_that_fails_is_left_out_and_ours_is_not() -> None:
     case = Case("speed", {"ours": rate("steps/s", 1, lambda: None), "them": fails}, rounds=2)
     (row,) = asyncio.run(measure(case, request))
     assert (row.peer, len(row.ours)) == (NOBODY, 2)
-    assert {what: str(error) for what, error in request.absent.items()} == {"speed: them": "it is not there"}
+    assert {what: str(error) for what, error in request.absent.items()} == {
+        "speed: them": "it is not there"
+    }
     with pytest.raises(RunFailed, match="it is not there"):
         asyncio.run(measure(Case("speed", {"ours": fails}), Request()))
 
@@ -125,7 +134,9 @@ def test_an_environment_is_measured_here_served_and_in_workers(tmp_path: Path) -
     rows = json.loads(out.read_text())["rows"]
     rates = [row for row in rows if row["unit"] == "steps/s"]
     assert [row["what"] for row in rates] == [
-        f"parity {how}, {clients} clients" for how in ("here", "served", "served by 2 workers") for clients in (1, 32)
+        f"parity {how}, {clients} clients"
+        for how in ("here", "served", "served by 2 workers")
+        for clients in (1, 32)
     ]
     assert all(row["ours"] > 0 for row in rates)
 

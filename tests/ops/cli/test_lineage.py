@@ -33,10 +33,19 @@ def run_dir(tmp_path: Path) -> Path:
     return config.run_dir
 
 
-def test_a_version_is_traced_to_its_groups(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_version_is_traced_to_its_groups(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["lineage", str(run_dir), "--version", "1"]) == 0
     shown = capsys.readouterr().out
-    for word in ("train-00000001", "trained", "dropped (stale)", "void", "e" * 32, "rl.lr 1e-05 → 1e-06"):
+    for word in (
+        "train-00000001",
+        "trained",
+        "dropped (stale)",
+        "void",
+        "e" * 32,
+        "rl.lr 1e-05 → 1e-06",
+    ):
         assert word in shown
 
 
@@ -58,7 +67,10 @@ def test_a_ticket_is_traced_to_its_end(
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [(["--version", "7"], "it holds 1 to 1"), (["--ticket", "train-00000009"], "ids look like train-00000042")],
+    [
+        (["--version", "7"], "it holds 1 to 1"),
+        (["--ticket", "train-00000009"], "ids look like train-00000042"),
+    ],
 )
 def test_what_the_ledger_does_not_hold_is_said(
     run_dir: Path, asked: list[str], message: str, capsys: pytest.CaptureFixture[str]
@@ -69,7 +81,10 @@ def test_what_the_ledger_does_not_hold_is_said(
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [(["--from", "4"], "has no checkpoint of step 4"), (["--from", "0", "--to", "9"], "nothing can be replayed")],
+    [
+        (["--from", "4"], "has no checkpoint of step 4"),
+        (["--from", "0", "--to", "9"], "nothing can be replayed"),
+    ],
 )
 def test_a_replay_that_is_not_possible_says_what_is(
     run_dir: Path, asked: list[str], message: str, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,9 @@ REMOTE = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m"]
 
 
 def test_overrides_are_parted_from_the_commands_own_words() -> None:
-    words, overrides = split_overrides(["train", "a.toml", "--rl.lr", "1e-5", "--watch", "--run.seed=3", "b.toml"])
+    words, overrides = split_overrides(
+        ["train", "a.toml", "--rl.lr", "1e-5", "--watch", "--run.seed=3", "b.toml"]
+    )
     assert words == ["train", "a.toml", "--watch", "b.toml"]
     assert overrides == ["--rl.lr", "1e-5", "--run.seed=3"]
 
@@ -34,11 +36,23 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    for command in ("train", "broker", "controller", "learner", "actor", "status", "export", "envs", "doctor"):
+    for command in (
+        "train",
+        "broker",
+        "controller",
+        "learner",
+        "actor",
+        "status",
+        "export",
+        "envs",
+        "doctor",
+    ):
         assert command in shown
 
 
-@pytest.mark.parametrize("command", [["train"], ["config"], ["demos"], ["eval"], ["study", "learning"]])
+@pytest.mark.parametrize(
+    "command", [["train"], ["config"], ["demos"], ["eval"], ["study", "learning"]]
+)
 def test_the_help_of_what_takes_keys_lists_them_with_their_defaults(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +87,9 @@ def test_the_help_of_a_role_lists_its_keys_alone(
 
 
 def test_every_section_is_read_by_a_role() -> None:
-    assert {name for sections in SECTIONS.values() for name in sections} == set(RunConfig.model_fields)
+    assert {name for sections in SECTIONS.values() for name in sections} == set(
+        RunConfig.model_fields
+    )
 
 
 def test_a_key_is_explained_for_each_kind_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +109,11 @@ def test_a_recipe_of_the_package_is_known_by_its_name_from_any_folder(
     monkeypatch.chdir(tmp_path)
     assert main(["config", "laptop", "lora", "--rl.steps", "5"]) == 0
     shown = tomllib.loads(capsys.readouterr().out)
-    assert (shown["run"]["name"], shown["lora"]["rank"] > 0, shown["rl"]["steps"]) == ("laptop", True, 5)
+    assert (shown["run"]["name"], shown["lora"]["rank"] > 0, shown["rl"]["steps"]) == (
+        "laptop",
+        True,
+        5,
+    )
     (tmp_path / "laptop").write_text('[run]\nname = "mine"\n')
     assert main(["config", "laptop"]) == 0
     assert 'name = "mine"' in capsys.readouterr().out
@@ -119,7 +139,9 @@ def test_what_is_not_installed_is_named_with_its_cure(
     """A light install exports nothing: `huggingface_hub` comes with the engines."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for name in [
-        name for name in sys.modules if name == "horizonrl.ops.publish.card" or name == "horizonrl.ops.publish.dataset"
+        name
+        for name in sys.modules
+        if name == "horizonrl.ops.publish.card" or name == "horizonrl.ops.publish.dataset"
     ]:
         monkeypatch.delitem(sys.modules, name)
     for command in (["export", str(tmp_path), "out"], ["dataset", str(tmp_path), "out"]):
@@ -150,10 +172,19 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
             ["train", "--rl.max_stalenes", "3"],
             "did you mean rl.max_staleness? Known keys: demo_weight, demos_per_step, ",
         ),
-        (["train", "--rl.threads", "3"], "rl.threads: no such key; did you mean learner.threads or actor.threads?"),
+        (
+            ["train", "--rl.threads", "3"],
+            "rl.threads: no such key; did you mean learner.threads or actor.threads?",
+        ),
         (["train", "--rll.steps", "3"], "rll: no such key; did you mean rl?"),
-        (["train", "--envs", '[{"id": "parity", "categorys": []}]'], "did you mean envs.0.categories?"),
-        (["train", "laptop", "--lr", "1"], "--lr: no such option of `horizonrl train`; did you mean --imitation.lr or"),
+        (
+            ["train", "--envs", '[{"id": "parity", "categorys": []}]'],
+            "did you mean envs.0.categories?",
+        ),
+        (
+            ["train", "laptop", "--lr", "1"],
+            "--lr: no such option of `horizonrl train`; did you mean --imitation.lr or",
+        ),
         (["status", "runs", "--wathc"], "--wathc: no such option of `horizonrl status`"),
         (["track", "laptop", "pocket"], "'pocket' is one word too many for `horizonrl track`"),
         (["envs", "list", "textcarft"], "no environment 'textcarft'; did you mean textcraft"),
@@ -168,11 +199,20 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["train", "--horizon.horizons", "3,6"], "'[1, 2]' in quotes on the command line"),
         (["doctor", "--rl.lr", "1"], "`horizonrl doctor` takes no keys"),
         (["envs", "list", "--rl.lr", "1"], "`horizonrl envs list` takes no keys"),
-        (["envs", "list", "--options.x", "1"], "`horizonrl envs list` takes no options of environments"),
+        (
+            ["envs", "list", "--options.x", "1"],
+            "`horizonrl envs list` takes no options of environments",
+        ),
         (["report", "nowhere"], "no config.toml, and no episodes.jsonl of an evaluation"),
         (["report", "nowhere", "--port", "80"], "--port is for a page that is served: add --watch"),
-        (["export", "nowhere", "out", "--public"], "--public is for a repository on the Hub: add --push"),
-        (["report", "nowhere", "elsewhere"], "no config.toml, and no episodes.jsonl of an evaluation"),
+        (
+            ["export", "nowhere", "out", "--public"],
+            "--public is for a repository on the Hub: add --push",
+        ),
+        (
+            ["report", "nowhere", "elsewhere"],
+            "no config.toml, and no episodes.jsonl of an evaluation",
+        ),
         (["envs", "list", "gone"], "no environment 'gone'"),
         (["status"], "which run?"),
         (["status", "nowhere"], "is no run directory"),
@@ -180,15 +220,24 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["export", "nowhere", "out", "--best"], "is no run directory"),
         (["envs", "check"], "which environment?"),
         (["envs", "check", "transcripts"], "transcripts need a file"),
-        (["envs", "check", "transcripts", "--options.path", "gone.jsonl"], "no transcripts at gone.jsonl"),
-        (["envs", "check", "parity", "--option.path", "x"], "envs check takes --options.KEY VALUE, not --option"),
+        (
+            ["envs", "check", "transcripts", "--options.path", "gone.jsonl"],
+            "no transcripts at gone.jsonl",
+        ),
+        (
+            ["envs", "check", "parity", "--option.path", "x"],
+            "envs check takes --options.KEY VALUE, not --option",
+        ),
         (["demos", "--out", "x", "--env", "babyai"], "no environment 'babyai', only textcraft"),
         (["eval"], "which model?"),
         (["eval", "gone", "--env", "parity"], "neither a directory nor"),
         (["eval", "--endpoint", "http://h/v1"], "--endpoint wants --model-name"),
         (["eval", "pocket", "--endpoint", "http://h/v1", "--model-name", "m"], "were both given"),
         (["eval", "--endpoint", "http://me:pw@h/v1", "--model-name", "m"], "would be written down"),
-        ([*REMOTE, "--env", "parity", "--key-variable", "NOPE"], "an environment variable that is not set"),
+        (
+            [*REMOTE, "--env", "parity", "--key-variable", "NOPE"],
+            "an environment variable that is not set",
+        ),
         (["train", "--actor.engine", "endpoint"], "it can evaluate (`horizonrl eval`), not train"),
         ([*REMOTE], "on what?"),
         ([*REMOTE, "--env", "gone"], "no environment 'gone'"),
@@ -198,14 +247,24 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         ([*REMOTE, "--env", "parity", "--turns", "0"], "--turns is 0"),
         ([*REMOTE, "--env", "parity", "--tasks", "0"], "--tasks is 0: give 1 or more"),
         ([*REMOTE, "--env", "parity", "--samples", "1", "999"], "--samples is 999"),
-        ([*REMOTE, "--env", "parity", "--samples", "2", "--eval.temperature", "0"], "at eval.temperature 0"),
-        ([*REMOTE, "--env", "parity", "--turns", "1", "2", "--horizon.announce", "true"], "one value of --turns"),
+        (
+            [*REMOTE, "--env", "parity", "--samples", "2", "--eval.temperature", "0"],
+            "at eval.temperature 0",
+        ),
+        (
+            [*REMOTE, "--env", "parity", "--turns", "1", "2", "--horizon.announce", "true"],
+            "one value of --turns",
+        ),
         ([*REMOTE, "--table", "--env", "parity"], "--table has no environment 'parity'"),
         ([*REMOTE, "--table", "--categories", "depth1"], "--table has its own categories"),
     ],
 )
 def test_asking_wrongly_is_one_clear_message(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
@@ -225,8 +284,14 @@ def test_asking_wrongly_is_one_clear_message(
         (["broker", "keys", "--out", "x", "--actors", "-1"], "-1: give 1 or more"),
         (["broker", "keys", "--out", "x", "--host", ""], "'': give a name or an address"),
         (["broker", "keys", "--out", "x", "--host", "caf\u00e9"], "give a name or an address"),
-        (["demos", "--out", "nowhere/x.jsonl", "--envs", '[{"id": "parity"}]'], "no directory nowhere"),
-        (["plan", "--json", "nowhere/plan.json"], "no directory nowhere: name a file in an existing directory"),
+        (
+            ["demos", "--out", "nowhere/x.jsonl", "--envs", '[{"id": "parity"}]'],
+            "no directory nowhere",
+        ),
+        (
+            ["plan", "--json", "nowhere/plan.json"],
+            "no directory nowhere: name a file in an existing directory",
+        ),
         (["report", "runs/laptop", "--out", "."], ". is a directory: name a file in it"),
     ],
 )
@@ -245,7 +310,10 @@ def test_demonstrations_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert main([*words, str(out), "--envs", '[{"id": "parity"}]']) == 0
     before = out.read_text()
     assert main([*words, str(out), "--envs", '[{"id": "guess"}]']) == 2
-    assert main([*words, str(out), "--envs", '[{"id": "weather", "options": {"format": "native"}}]']) == 2
+    assert (
+        main([*words, str(out), "--envs", '[{"id": "weather", "options": {"format": "native"}}]'])
+        == 2
+    )
     assert out.read_text() == before
     assert [file.name for file in tmp_path.iterdir()] == ["x.jsonl"]
 
@@ -267,7 +335,14 @@ def test_environments_are_listed_in_short_and_those_that_are_named_in_full(
 
 
 def test_a_url_that_does_not_answer_is_one_clear_message(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "controller", "--broker.url", "nats://127.0.0.1:9"]
+    command = [
+        sys.executable,
+        "-m",
+        "horizonrl.ops.cli.main",
+        "controller",
+        "--broker.url",
+        "nats://127.0.0.1:9",
+    ]
     answer = subprocess.run(
         [*command, "--broker.connect_timeout_s", "1"],
         capture_output=True,
@@ -281,7 +356,9 @@ def test_a_url_that_does_not_answer_is_one_clear_message(tmp_path: Path) -> None
     assert "Traceback" not in answer.stderr
 
 
-def test_a_run_without_evaluations_has_no_best_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_evaluations_has_no_best_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = RunConfig.load([], [f"--run.root={tmp_path}"])
     write_config(config)
     assert main(["export", str(config.run_dir), str(tmp_path / "out"), "--best"]) == 1
@@ -297,13 +374,27 @@ def test_what_an_environment_says_is_printed_as_it_is() -> None:
 def test_a_full_disk_is_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--json", "/dev/full"]) == 1
     assert (
-        capsys.readouterr().err == "error: No space left on device: free some space, then give the same command again\n"
+        capsys.readouterr().err
+        == "error: No space left on device: free some space, then give the same command again\n"
     )
 
 
-def test_options_that_are_none_are_left_out_since_toml_has_no_null(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_are_none_are_left_out_since_toml_has_no_null(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     envs = '[{"id": "parity", "options": {"a": null, "b": [{"c": null, "d": 1}]}}]'
-    assert main(["config", "--envs", envs, "--actor.vllm", '{"kv_cache_dtype": null, "max_num_seqs": 4}']) == 0
+    assert (
+        main(
+            [
+                "config",
+                "--envs",
+                envs,
+                "--actor.vllm",
+                '{"kv_cache_dtype": null, "max_num_seqs": 4}',
+            ]
+        )
+        == 0
+    )
     shown = tomllib.loads(capsys.readouterr().out)
     assert shown["envs"][0]["options"] == {"b": [{"d": 1}]}
     assert shown["actor"]["vllm"] == {"max_num_seqs": 4}

@@ -39,15 +39,29 @@ def test_what_was_not_solved_or_was_left_exits_with_1(
 def test_a_reply_of_several_lines_ends_with_a_dot(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert play(monkeypatch, "od\nd\n.\nx\n", "parity", "--multiline") == 1  # `od\nd` has four characters
+    assert (
+        play(monkeypatch, "od\nd\n.\nx\n", "parity", "--multiline") == 1
+    )  # `od\nd` has four characters
     shown = capsys.readouterr().out
     assert "[turn 1, reward 0.5, return 0.5]" in shown
     assert "[turn 2, reward 0, return 0.5]" in shown
 
 
-def test_options_reach_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--options.prompt", "none", "--options.tasks", "2"]
-    assert play(monkeypatch, "<answer>x</answer>\n", "reasoning-gym", "--task", "leg_counting-0", *options) == 1
+    assert (
+        play(
+            monkeypatch,
+            "<answer>x</answer>\n",
+            "reasoning-gym",
+            "--task",
+            "leg_counting-0",
+            *options,
+        )
+        == 1
+    )
     shown = capsys.readouterr().out
     assert shown.startswith("reasoning-gym 1 reasoning-gym==0.1.25 tasks:2, task leg_counting-0.")
     assert "Your task is to count how many legs" in shown
@@ -66,7 +80,10 @@ def test_options_reach_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: 
     ],
 )
 def test_what_cannot_be_played_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
 ) -> None:
     assert play(monkeypatch, "", *words) == 2
     shown = capsys.readouterr()
@@ -77,7 +94,9 @@ def test_what_cannot_be_played_is_said(
 def test_an_interrupt_at_the_prompt_ends_it_at_once() -> None:
     """The thread that waits for a line would hold the end of the process until there is one."""
     command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "play", "parity"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as playing:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as playing:
         assert playing.stdout is not None
         assert playing.stdout.readline().startswith("parity 1, task round-00")
         time.sleep(0.5)

@@ -40,7 +40,10 @@ def test_steps_are_replayed_with_the_config_that_they_were_trained_with(tmp_path
     async def scenario() -> None:
         worlds = [World(tmp_path)]
         await worlds[0].run()
-        for overrides in [("--rl.steps=9", *CHANGED), ("--rl.steps=13", "--rl.max_staleness=1", *CHANGED)]:
+        for overrides in [
+            ("--rl.steps=9", *CHANGED),
+            ("--rl.steps=13", "--rl.max_staleness=1", *CHANGED),
+        ]:
             worlds.append(World(tmp_path, server=worlds[0].server, overrides=overrides))
             await worlds[-1].run()
         run_dir = worlds[0].config.run_dir
@@ -54,7 +57,9 @@ def test_steps_are_replayed_with_the_config_that_they_were_trained_with(tmp_path
         for number, (part, world) in enumerate(zip(parts, worlds, strict=True)):
             engine = EngineThread(HashEngine(), InlineExecutor())
             log, end_dir = GroupLog(transport), tmp_path / f"part-{number}"
-            replay = Replay(part.config, transport, log, engine, world.rules, tmp_path, lineages, end_dir)
+            replay = Replay(
+                part.config, transport, log, engine, world.rules, tmp_path, lineages, end_dir
+            )
             assert all([done.equal async for done in replay.steps(start, part.ledger)])
             start = replay.end
 
@@ -72,11 +77,16 @@ def test_an_override_of_a_replay_goes_on_top_of_what_a_run_changed_and_ranks_tha
         {"lineage": 0, "from_step": 0},
         {"lineage": 1, "from_step": 2, "changed": changed},
     ]
-    before, after = divide(ReplayRequest(config.run_dir, 0, None, None, ("--rl.lr=0.125",)), ledger, lineages)
+    before, after = divide(
+        ReplayRequest(config.run_dir, 0, None, None, ("--rl.lr=0.125",)), ledger, lineages
+    )
     assert [before.config.rl.lr, after.config.rl.lr] == [0.125, 0.125]
     assert [len(before.ledger), len(after.ledger)] == [2, 3]
     assert before.config.loss.kl_max is None and before.config.model.name == after.config.model.name
-    assert divide(ReplayRequest(config.run_dir, 0, None, None, ()), ledger, lineages)[0].config.rl.lr == 0.25
+    assert (
+        divide(ReplayRequest(config.run_dir, 0, None, None, ()), ledger, lineages)[0].config.rl.lr
+        == 0.25
+    )
     changed["learner.ranks"] = [1, 2]
     apart = divide(ReplayRequest(config.run_dir, 0, None, None, ()), ledger, lineages)
     with pytest.raises(ConfigError, match=r"on 1 ranks up to step 2 and on 2 .*--to 2, .*--from 2"):
@@ -93,5 +103,7 @@ def test_an_override_of_a_replay_goes_on_top_of_what_a_run_changed_and_ranks_tha
         (["--broker.url", "nats://host:4222", "--loss.kind", "reinforce"], True),
     ],
 )
-def test_another_address_of_the_broker_excuses_no_digest_that_differs(overrides: list[str], may: bool) -> None:
+def test_another_address_of_the_broker_excuses_no_digest_that_differs(
+    overrides: list[str], may: bool
+) -> None:
     assert may_differ(overrides) is may

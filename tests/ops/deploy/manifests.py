@@ -20,7 +20,9 @@ COMPONENT, INSTANCE = "app.kubernetes.io/component", "app.kubernetes.io/instance
 RELEASE = "1.32"
 Manifest = dict[str, Any]
 
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which brings kustomize")
+needs_kubectl = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="needs kubectl, which brings kustomize"
+)
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 each_role = pytest.mark.parametrize("role", ROLES)
 
@@ -28,7 +30,9 @@ each_role = pytest.mark.parametrize("role", ROLES)
 @cache
 def rendered(folder: str) -> list[Manifest]:
     """Return what a folder of ours, or one of a test's own, gives."""
-    done = subprocess.run(["kubectl", "kustomize", KUBERNETES / folder], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["kubectl", "kustomize", KUBERNETES / folder], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
@@ -60,7 +64,10 @@ def container_of(overlay: str, role: str) -> Manifest:
 def volumes(overlay: str, role: str) -> dict[str, Manifest]:
     """Return what stands at each place of a role's file system."""
     named = {volume["name"]: volume for volume in pod_of(overlay, role)["spec"]["volumes"]}
-    return {mount["mountPath"]: named[mount["name"]] for mount in container_of(overlay, role)["volumeMounts"]}
+    return {
+        mount["mountPath"]: named[mount["name"]]
+        for mount in container_of(overlay, role)["volumeMounts"]
+    }
 
 
 def run_volume(overlay: str, root: str) -> Manifest:

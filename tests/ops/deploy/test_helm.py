@@ -74,7 +74,9 @@ def test_a_release_elsewhere_shares_no_name_with_the_overlay(preset: str) -> Non
             del bare["data"]  # the recipe: the pod's label is the name of the run, and wins
         text = yaml.safe_dump(bare)
         assert f"{RUN}: other" in text
-        assert not [line for line in text.splitlines() if line.endswith(f": {run}") or f": {run}_" in line]
+        assert not [
+            line for line in text.splitlines() if line.endswith(f": {run}") or f": {run}_" in line
+        ]
 
 
 def test_a_value_changes_what_it_names_and_nothing_else() -> None:
@@ -92,19 +94,34 @@ def test_a_value_changes_what_it_names_and_nothing_else() -> None:
         "monitoring": False,
     }
     made = workloads(values)
-    assert {each["spec"]["template"]["spec"]["containers"][0]["image"] for each in made.values()} == {image}
+    assert {
+        each["spec"]["template"]["spec"]["containers"][0]["image"] for each in made.values()
+    } == {image}
     actor, learner = made["actor"]["spec"], made["learner"]["spec"]["template"]["spec"]
     assert (actor["replicas"], actor["template"]["spec"]["runtimeClassName"]) == (3, "nvidia")
-    secrets = {each["secret"]["secretName"] for each in actor["template"]["spec"]["volumes"] if "secret" in each}
+    secrets = {
+        each["secret"]["secretName"]
+        for each in actor["template"]["spec"]["volumes"]
+        if "secret" in each
+    }
     assert secrets == {"my-keys"}
     assert "horizonrl-actor" not in str(made)
     assert "horizonrl-learner" in str(made)
-    assert learner["containers"][0]["resources"]["limits"] == {"memory": "96Gi", "nvidia.com/gpu": 1}
+    assert learner["containers"][0]["resources"]["limits"] == {
+        "memory": "96Gi",
+        "nvidia.com/gpu": 1,
+    }
     (config,) = [each for each in rendered(values) if "recipe.toml" in each.get("data", {})]
     assert config["data"] == {"recipe.toml": recipe}
-    assert str(made).count(config["metadata"]["name"]) == len(made), "a changed recipe has another name"
+    assert str(made).count(config["metadata"]["name"]) == len(made), (
+        "a changed recipe has another name"
+    )
     after = by_name(rendered(values))
-    assert {kind for kind, _ in before.keys() - after} == {"ConfigMap", "ScaledObject", "PodMonitor"}
+    assert {kind for kind, _ in before.keys() - after} == {
+        "ConfigMap",
+        "ScaledObject",
+        "PodMonitor",
+    }
     text = yaml.safe_dump_all(after.values())
     assert ("storage: 1Ti" in text, "storageClassName: fast" in text) == (True, True)
     for key in before.keys() & after:

@@ -67,8 +67,12 @@ def test_a_pod_of_its_own_reads_the_volumes_of_the_learner(overlay: str) -> None
     mounted = {each["mountPath"]: named[each["name"]] for each in container["volumeMounts"]}
     learner = volumes(overlay, "learner")
     claimed = {place for place, volume in learner.items() if "persistentVolumeClaim" in volume}
-    assert {place: mounted.get(place) for place in claimed} == {place: learner[place] for place in claimed}
-    assert set(container["resources"]["requests"]) == {"cpu", "memory", "ephemeral-storage"}, "a quota counts them"
+    assert {place: mounted.get(place) for place in claimed} == {
+        place: learner[place] for place in claimed
+    }
+    assert set(container["resources"]["requests"]) == {"cpu", "memory", "ephemeral-storage"}, (
+        "a quota counts them"
+    )
 
 
 @each_overlay
@@ -79,7 +83,9 @@ def test_a_role_understands_its_command_and_finds_the_files_that_it_names(
     config, mounted = config_of(overlay, role), volumes(overlay, role)
     assert config.run.name == one(overlay, "Service")["metadata"]["labels"][INSTANCE]
     assert config.broker.url.startswith("tls://")
-    files = {config.broker.nats.ca_file, config.broker.nats.nkey_seed, config.broker.ticket_key} - {None}
+    files = {config.broker.nats.ca_file, config.broker.nats.nkey_seed, config.broker.ticket_key} - {
+        None
+    }
     _, secrets = sources(overlay, role)
     own_key = {Path(place) for place, volume in mounted.items() if "secret" in volume}
     secret = f"{PREFIX.get(overlay, '')}horizonrl-{role}"
@@ -90,19 +96,25 @@ def test_a_role_understands_its_command_and_finds_the_files_that_it_names(
     if role != "controller" and config.model.name.startswith("/"):
         assert mounted[str(Path(config.model.name).parent)]["persistentVolumeClaim"]["readOnly"]
     assert config.metrics.host == "0.0.0.0"
-    assert container_of(overlay, role)["ports"] == [{"name": "metrics", "containerPort": config.metrics.port}]
+    assert container_of(overlay, role)["ports"] == [
+        {"name": "metrics", "containerPort": config.metrics.port}
+    ]
 
 
 @each_overlay
 @each_role
-def test_the_grace_of_a_pod_outlasts_the_roles_own_deadline(overlay: str, role: str, config_of: Any) -> None:
+def test_the_grace_of_a_pod_outlasts_the_roles_own_deadline(
+    overlay: str, role: str, config_of: Any
+) -> None:
     grace_s = pod_of(overlay, role)["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > stop_within_s(role, config_of(overlay, role)) + REPORT_S
 
 
 @each_overlay
 @each_role
-def test_probes_leave_a_role_the_time_that_it_gives_itself(overlay: str, role: str, config_of: Any) -> None:
+def test_probes_leave_a_role_the_time_that_it_gives_itself(
+    overlay: str, role: str, config_of: Any
+) -> None:
     container, config = container_of(overlay, role), config_of(overlay, role)
     window_s = {
         name: container[name]["periodSeconds"] * container[name].get("failureThreshold", 3)
@@ -111,7 +123,9 @@ def test_probes_leave_a_role_the_time_that_it_gives_itself(overlay: str, role: s
     stall_limit_s = Service().stall_limit_s
     assert stall_limit_s + REPORT_S < window_s["livenessProbe"] < stall_limit_s * LOCKED_LIMITS
     patience_s = config.broker.connect_timeout_s + (0 if role == "controller" else STREAMS_WAIT_S)
-    assert window_s["startupProbe"] > patience_s + (60 if role == "controller" else 600), "and the model, the engine"
+    assert window_s["startupProbe"] > patience_s + (60 if role == "controller" else 600), (
+        "and the model, the engine"
+    )
     assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
@@ -125,9 +139,16 @@ def test_a_role_ends_with_its_run_and_is_started_again_until_then(overlay: str, 
     (fail, ignore) = job["podFailurePolicy"]["rules"]
     assert (fail["action"], fail["onExitCodes"]) == (
         "FailJob",
-        {"containerName": container_of(overlay, role)["name"], "operator": "In", "values": [ConfigError.exit_code]},
+        {
+            "containerName": container_of(overlay, role)["name"],
+            "operator": "In",
+            "values": [ConfigError.exit_code],
+        },
     )
-    assert ignore == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert ignore == {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
     assert job["backoffLimit"] > 7 * 24 * 60, "a week of kills, one a minute, does not end it"
     assert "activeDeadlineSeconds" not in job and "ttlSecondsAfterFinished" not in job
 
@@ -136,7 +157,9 @@ def test_a_role_ends_with_its_run_and_is_started_again_until_then(overlay: str, 
 def test_there_is_one_learner_on_a_volume_that_stays(overlay: str, config_of: Any) -> None:
     learner = workload(overlay, "learner")["spec"]
     assert {learner.get("parallelism", 1), learner.get("completions", 1)} == {1}
-    assert learner["podReplacementPolicy"] == "Failed", "otherwise another pod starts while one still writes"
+    assert learner["podReplacementPolicy"] == "Failed", (
+        "otherwise another pod starts while one still writes"
+    )
     claim = run_volume(overlay, str(config_of(overlay, "learner").run.root))
     assert claim["accessModes"] == ["ReadWriteOncePod"]
     service, pod = one(overlay, "Service"), pod_of(overlay, "learner")
@@ -148,7 +171,9 @@ def test_there_is_one_learner_on_a_volume_that_stays(overlay: str, config_of: An
 def test_actors_are_numbered_and_leave_their_number_to_who_scales_them(overlay: str) -> None:
     actor = workload(overlay, "actor")["spec"]
     assert "replicas" not in actor, "it would undo what KEDA or kubectl scale has set"
-    assert actor["podManagementPolicy"] == "Parallel", "one that does not start would keep all after it from starting"
+    assert actor["podManagementPolicy"] == "Parallel", (
+        "one that does not start would keep all after it from starting"
+    )
     assert "volumeClaimTemplates" not in actor, "they cannot be changed, not even their labels"
 
 
@@ -156,7 +181,9 @@ def test_actors_are_numbered_and_leave_their_number_to_who_scales_them(overlay: 
     ("overlay", "parameters"),
     [("small", 134_515_008), ("beside", 134_515_008), ("nodes", 134_515_008), ("gpu", 2e9)],
 )
-def test_the_learners_volume_holds_what_its_run_writes(overlay: str, parameters: float, config_of: Any) -> None:
+def test_the_learners_volume_holds_what_its_run_writes(
+    overlay: str, parameters: float, config_of: Any
+) -> None:
     config = config_of(overlay, "learner")
     size = run_volume(overlay, str(config.run.root))["resources"]["requests"]["storage"]
     held = int(size.removesuffix("Gi")) << 30
@@ -169,7 +196,9 @@ def test_a_pod_of_an_actor_sees_the_key_of_its_number_alone(overlay: str) -> Non
     container, keys = container_of(overlay, "actor"), KeyFolder(Path("keys"))
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == "keys"]
     index = "metadata.labels['apps.kubernetes.io/pod-index']"  # the pod's name has the run's prefix
-    assert {"name": "POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": index}}} in container["env"]
+    assert {"name": "POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": index}}} in container[
+        "env"
+    ]
     for number in (0, 11):
         file = mount["subPathExpr"].replace("$(POD_INDEX)", str(number))
         assert file == keys.seed("laptop", Role.ACTOR, number).name
@@ -178,11 +207,19 @@ def test_a_pod_of_an_actor_sees_the_key_of_its_number_alone(overlay: str) -> Non
 
 
 @each_overlay
-def test_only_actors_have_a_disruption_budget_and_it_never_forbids_an_eviction(overlay: str) -> None:
+def test_only_actors_have_a_disruption_budget_and_it_never_forbids_an_eviction(
+    overlay: str,
+) -> None:
     budget = one(overlay, "PodDisruptionBudget")["spec"]
-    assert budget["selector"]["matchLabels"].items() <= pod_of(overlay, "actor")["metadata"]["labels"].items()
+    assert (
+        budget["selector"]["matchLabels"].items()
+        <= pod_of(overlay, "actor")["metadata"]["labels"].items()
+    )
     assert budget["selector"]["matchLabels"][COMPONENT] == "actor"
-    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == ("50%", "AlwaysAllow")
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (
+        "50%",
+        "AlwaysAllow",
+    )
 
 
 @each_overlay
@@ -210,7 +247,9 @@ def _gib(quantity: str) -> float:
 @each_role
 def test_a_pod_may_do_nothing_that_it_need_not(overlay: str, role: str) -> None:
     spec, container = pod_of(overlay, role)["spec"], container_of(overlay, role)
-    user = re.findall(r"^USER (\d+):\d+$", (ROOT / "ops/deploy/docker/Dockerfile").read_text(), re.MULTILINE)
+    user = re.findall(
+        r"^USER (\d+):\d+$", (ROOT / "ops/deploy/docker/Dockerfile").read_text(), re.MULTILINE
+    )
     security = spec["securityContext"]
     assert {str(security["runAsUser"])} == set(user)
     assert security["runAsNonRoot"] and security["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -221,7 +260,9 @@ def test_a_pod_may_do_nothing_that_it_need_not(overlay: str, role: str) -> None:
     }
     assert spec["automountServiceAccountToken"] is False
     assert spec["shareProcessNamespace"], "as process 1 a role that starts would not hear SIGTERM"
-    assert {"/home/horizonrl", "/tmp"} <= set(volumes(overlay, role)), "the root file system cannot be written"
+    assert {"/home/horizonrl", "/tmp"} <= set(volumes(overlay, role)), (
+        "the root file system cannot be written"
+    )
     if role != "controller":
         assert volumes(overlay, role)[str(SHARED_MEMORY)]["emptyDir"]["medium"] == "Memory"
 

@@ -22,7 +22,8 @@ pytestmark = needs_kubectl
 
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
 COMMANDS = [
-    shlex.split(line) for line in re.findall(r"^ {4,}((?:horizonrl|kubectl|helm|docker) .*)$", PAGE, re.MULTILINE)
+    shlex.split(line)
+    for line in re.findall(r"^ {4,}((?:horizonrl|kubectl|helm|docker) .*)$", PAGE, re.MULTILINE)
 ]
 SECRETS = [words for words in COMMANDS if "secret" in words]
 PATCHES = re.findall(r"^```yaml\n(patches:\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -39,7 +40,10 @@ def test_a_command_of_the_page_is_understood(words: list[str]) -> None:
 def test_a_patch_of_the_page_changes_what_it_says(number: int, with_components: Any) -> None:
     found, before = with_components("gpu", patches=PATCHES[number]), with_components("gpu")
     (learner, actor), (former, _) = (
-        [each["Job", "learner"]["spec"]["template"]["spec"], each["StatefulSet", "actor"]["spec"]["template"]["spec"]]
+        [
+            each["Job", "learner"]["spec"]["template"]["spec"],
+            each["StatefulSet", "actor"]["spec"]["template"]["spec"],
+        ]
         for each in (found, before)
     )
     models = next(each for each in learner["volumes"] if each["name"] == "models")
@@ -56,7 +60,12 @@ def test_a_patch_of_the_page_changes_what_it_says(number: int, with_components: 
 
 def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path) -> None:
     (first, *_) = [words for words in OURS if "--host" in words]
-    make_keys(tmp_path / "keys", ["laptop", "nodes"], ["n"], actors=int(first[first.index("--actors") + 1]))
+    make_keys(
+        tmp_path / "keys",
+        ["laptop", "nodes"],
+        ["n"],
+        actors=int(first[first.index("--actors") + 1]),
+    )
     keys = KeyFolder(tmp_path / "keys")
     made = {}
     for words in SECRETS:
@@ -67,12 +76,19 @@ def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path)
         made[secret["metadata"]["name"]] = set(secret["data"])
     assert made.pop("horizonrl-broker") == {"nats-server.conf", "server.pem", "server.key"}
     assert made.pop("horizonrl-learner-node") == {"ca.pem", "role.nk"}
-    mounted = dict(itertools.chain.from_iterable(sources("small", role)[1].items() for role in ROLES))
+    mounted = dict(
+        itertools.chain.from_iterable(sources("small", role)[1].items() for role in ROLES)
+    )
     assert {path.name for path in keys.seeds("laptop", Role.ACTOR)} < made["horizonrl-actor"]
-    made["horizonrl-actor"] = {file for file in made["horizonrl-actor"] if not file.startswith("actor-")}
+    made["horizonrl-actor"] = {
+        file for file in made["horizonrl-actor"] if not file.startswith("actor-")
+    }
     assert {name: {f"keys/{file}" for file in files} for name, files in made.items()} == mounted
     seen_at = next(words for words in OURS if "--host" in words)
-    assert seen_at[seen_at.index("--seen-at") + 1] == VALUES["container"]["patch"][0]["value"]["mountPath"]
+    assert (
+        seen_at[seen_at.index("--seen-at") + 1]
+        == VALUES["container"]["patch"][0]["value"]["mountPath"]
+    )
     hosts = seen_at[seen_at.index("--host") + 1]
     assert urlsplit(yaml_url()).hostname == hosts
     assert keys.configuration.is_file()

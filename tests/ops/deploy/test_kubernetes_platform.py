@@ -47,7 +47,9 @@ def test_network_policies_join_what_talks_and_part_the_rest(overlay: str, config
     (to,) = policy["egress"][0]["to"]
     assert to["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
     assert to["podSelector"] == {
-        "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": [service]}]
+        "matchExpressions": [
+            {"key": "app.kubernetes.io/name", "operator": "In", "values": [service]}
+        ]
     }, "the broker has no label of a run"
     dns = policy["egress"][1]["to"]
     assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in dns, "NodeLocal DNSCache is no pod"
@@ -56,35 +58,53 @@ def test_network_policies_join_what_talks_and_part_the_rest(overlay: str, config
     (us,) = broker["ingress"][0]["from"]
     in_namespace = "small" if overlay == "beside" else overlay
     of_namespace = one(in_namespace, "Namespace")["metadata"]["labels"]
-    assert workload(overlay, "learner")["metadata"]["namespace"] == one(in_namespace, "Namespace")["metadata"]["name"]
+    assert (
+        workload(overlay, "learner")["metadata"]["namespace"]
+        == one(in_namespace, "Namespace")["metadata"]["name"]
+    )
     assert us["namespaceSelector"]["matchLabels"].items() <= of_namespace.items()
-    assert us["podSelector"]["matchLabels"].items() <= pod_of(overlay, "actor")["metadata"]["labels"].items()
+    assert (
+        us["podSelector"]["matchLabels"].items()
+        <= pod_of(overlay, "actor")["metadata"]["labels"].items()
+    )
     assert broker["ingress"][0]["ports"] == [{"protocol": "TCP", "port": address.port}]
     assert service == "nats", "the chart's release, and its service"
 
 
-def test_the_nodes_of_a_learner_find_each_other_and_only_they(config_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nodes_of_a_learner_find_each_other_and_only_they(
+    config_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leader = config_of("nodes", "learner")
     job = one("nodes", "Job", "learner-node")
     assert job["spec"]["completionMode"] == "Indexed"
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == leader.learner.nodes - 1
     host, port = leader.learner.rendezvous_address
     service = one("nodes", "Service", "learner")
-    spec, namespace = pod_of("nodes", "learner")["spec"], workload("nodes", "learner")["metadata"]["namespace"]
+    spec, namespace = (
+        pod_of("nodes", "learner")["spec"],
+        workload("nodes", "learner")["metadata"]["namespace"],
+    )
     assert host == f"{spec['hostname']}.{spec['subdomain']}.{namespace}.svc.cluster.local"
     assert spec["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"], "node 0 is not ready before the others have come"
+    assert service["spec"]["publishNotReadyAddresses"], (
+        "node 0 is not ready before the others have come"
+    )
     assert port != leader.metrics.port
 
     pod = job["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    command = [word.replace("exec ", "JOB_COMPLETION_INDEX=0; echo ") for word in container["command"]]
+    command = [
+        word.replace("exec ", "JOB_COMPLETION_INDEX=0; echo ") for word in container["command"]
+    ]
     echoed = subprocess.run(command, capture_output=True, text=True, timeout=10)
     _, *words = echoed.stdout.split()
     arguments, overrides = parse(words)
     assert arguments.recipes == parse(container_of("nodes", "learner")["command"][1:])[0].recipes
-    own, leaders = (each["spec"]["volumes"][0]["projected"]["sources"] for each in (pod, pod_of("nodes", "learner")))
+    own, leaders = (
+        each["spec"]["volumes"][0]["projected"]["sources"]
+        for each in (pod, pod_of("nodes", "learner"))
+    )
     assert own[:2] == leaders[:2], "the same recipe and the same cluster"
     paths = {item["path"] for item in own[2]["secret"]["items"]}
     assert paths == {"keys/ca.pem", "keys/role.nk"}, "what signs tickets stays with node 0"
@@ -117,11 +137,18 @@ def test_actors_follow_the_tickets_that_wait(config_of: Any) -> None:
     assert trigger["account"] == account(config.run.name, Role.CONTROLLER)
     held = config.actor.slots // config.rollout.group_size
     assert trigger["lagThreshold"] == str(held)
-    assert scaled["maxReplicaCount"] == -(-config.credit(Phase.RL) // held), "more would find no tickets"
+    assert scaled["maxReplicaCount"] == -(-config.credit(Phase.RL) // held), (
+        "more would find no tickets"
+    )
     assert scaled["minReplicaCount"] == 0, "a run that is over holds no GPU"
     longest_s = max(config.learner.step_timeout_s, 600)
-    assert min(scaled["cooldownPeriod"], scaled["initialCooldownPeriod"]) > longest_s, "a step leaves the queue empty"
-    assert workload("gpu", scaled["scaleTargetRef"]["name"])["kind"] == scaled["scaleTargetRef"]["kind"]
+    assert min(scaled["cooldownPeriod"], scaled["initialCooldownPeriod"]) > longest_s, (
+        "a step leaves the queue empty"
+    )
+    assert (
+        workload("gpu", scaled["scaleTargetRef"]["name"])["kind"]
+        == scaled["scaleTargetRef"]["kind"]
+    )
     host, _, port = trigger["natsServerMonitoringEndpoint"].partition(":")
     assert host == "nats-headless.nats.svc.cluster.local"
     assert int(port) == VALUES["config"]["monitor"]["port"]
@@ -134,8 +161,13 @@ def test_prometheus_tells_roles_by_job_and_runs_by_run() -> None:
     for role in ROLES:
         labels = pod_of("gpu", role)["metadata"]["labels"]
         assert monitor["selector"]["matchLabels"].items() <= labels.items()
-        found = {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", name): value for name, value in labels.items()}
-        target = {each["targetLabel"]: found[each["sourceLabels"][0]] for each in endpoint["relabelings"]}
+        found = {
+            "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", name): value
+            for name, value in labels.items()
+        }
+        target = {
+            each["targetLabel"]: found[each["sourceLabels"][0]] for each in endpoint["relabelings"]
+        }
         assert target == {"job": role, "run": labels[INSTANCE]}
 
 
@@ -162,7 +194,9 @@ def test_two_runs_in_a_namespace_do_not_claim_each_others_pods(overlay: str) -> 
 
 def test_a_second_run_shares_no_name_with_the_first() -> None:
     def names(overlay: str) -> set[tuple[str, str]]:
-        return {(each["kind"], each["metadata"]["name"]) for each in rendered(f"overlays/{overlay}")}
+        return {
+            (each["kind"], each["metadata"]["name"]) for each in rendered(f"overlays/{overlay}")
+        }
 
     assert not names("small") & names("beside")
     for role in ROLES:
@@ -185,9 +219,15 @@ def test_the_components_render_together(with_components: Any) -> None:
         security = each["spec"]["template"]["spec"]["securityContext"]
         assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(security), "OpenShift chooses them"
         assert security["runAsNonRoot"]
-    classes = {name: each["value"] for (kind, name), each in found.items() if kind == "PriorityClass"}
-    of_learner, of_actor = (each["spec"]["template"]["spec"]["priorityClassName"] for each in (jobs[1], actor))
-    assert classes[of_learner] > 0 > classes[of_actor] >= -10, "the autoscaler adds no node for less"
+    classes = {
+        name: each["value"] for (kind, name), each in found.items() if kind == "PriorityClass"
+    }
+    of_learner, of_actor = (
+        each["spec"]["template"]["spec"]["priorityClassName"] for each in (jobs[1], actor)
+    )
+    assert classes[of_learner] > 0 > classes[of_actor] >= -10, (
+        "the autoscaler adds no node for less"
+    )
     tracker = found["NetworkPolicy", "tracker"]["spec"]
     labels = jobs[1]["spec"]["template"]["metadata"]["labels"]
     assert tracker["podSelector"]["matchLabels"].items() <= labels.items()
@@ -198,7 +238,9 @@ def test_a_quota_counts_only_what_every_pod_names(with_components: Any) -> None:
     """A quota refuses a pod that does not name what it counts, GPUs apart."""
     found = with_components("gpu", "quota")
     hard = found["ResourceQuota", "run"]["spec"]["hard"]
-    counted = {key.partition(".")[::2] for key in hard if key.partition(".")[0] in ("requests", "limits")}
+    counted = {
+        key.partition(".")[::2] for key in hard if key.partition(".")[0] in ("requests", "limits")
+    }
     for role in ROLES:
         resources = container_of("gpu", role)["resources"]
         named = {(how, what) for how in ("requests", "limits") for what in resources[how]}
@@ -208,7 +250,9 @@ def test_a_quota_counts_only_what_every_pod_names(with_components: Any) -> None:
 def test_models_are_written_once_and_read_by_all(config_of: Any) -> None:
     found = {each["kind"]: each for each in rendered("models")}
     claim, loader = found["PersistentVolumeClaim"], found["Job"]["spec"]["template"]["spec"]
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"], "ReadOnlyMany of an empty volume stays empty"
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"], (
+        "ReadOnlyMany of an empty volume stays empty"
+    )
     (container,) = loader["containers"]
     place = container["command"][container["command"].index("--local-dir") + 1]
     assert place == config_of("gpu", "learner").model.name
@@ -218,8 +262,13 @@ def test_models_are_written_once_and_read_by_all(config_of: Any) -> None:
     (written,) = [each for each in loader["volumes"] if "persistentVolumeClaim" in each]
     assert written["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
     for key in ("runAsUser", "fsGroup"):
-        assert loader["securityContext"][key] == pod_of("gpu", "learner")["spec"]["securityContext"][key]
-    hf = subprocess.run([Path(sys.executable).parent / "hf", "download", "--help"], capture_output=True, timeout=60)
+        assert (
+            loader["securityContext"][key]
+            == pod_of("gpu", "learner")["spec"]["securityContext"][key]
+        )
+    hf = subprocess.run(
+        [Path(sys.executable).parent / "hf", "download", "--help"], capture_output=True, timeout=60
+    )
     assert hf.returncode == 0 and b"--local-dir" in hf.stdout
     labels = found["Job"]["spec"]["template"]["metadata"]["labels"]
     assert labels["app.kubernetes.io/name"] != "horizonrl", "the roles' policy would cut it off"

@@ -22,12 +22,16 @@ KUBERNETES = Path(__file__).parents[3] / "ops/deploy/kubernetes"
 OVERLAYS = [path.name for path in sorted((KUBERNETES / "overlays").iterdir())]
 VALUES = yaml.safe_load((KUBERNETES / "nats/values.yaml").read_text())
 Manifest = dict[str, Any]
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which brings kustomize")
+needs_kubectl = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="needs kubectl, which brings kustomize"
+)
 
 
 @cache
 def rendered(folder: Path) -> list[Manifest]:
-    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
@@ -43,7 +47,10 @@ def test_the_operators_rules_are_current() -> None:
 @needs_kubectl
 def test_every_manifest_of_the_monitoring_is_what_its_api_takes() -> None:
     operators = {"PodMonitor": PodMonitor, "PrometheusRule": PrometheusRule}
-    assert {each["kind"] for each in rendered(KUBERNETES / "monitoring")} == {*operators, "ConfigMap"}
+    assert {each["kind"] for each in rendered(KUBERNETES / "monitoring")} == {
+        *operators,
+        "ConfigMap",
+    }
     for manifest in rendered(KUBERNETES / "monitoring"):
         assert manifest["metadata"]["namespace"] == "monitoring"
         model = operators.get(manifest["kind"])
@@ -81,7 +88,11 @@ def test_one_patch_names_the_release_for_all_that_the_operator_selects(tmp_path:
         for each in rendered(folder)
         if each["apiVersion"].startswith("monitoring.coreos.com")
     ]
-    assert sorted(each["kind"] for each in selected) == ["PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert sorted(each["kind"] for each in selected) == [
+        "PodMonitor",
+        "PodMonitor",
+        "PrometheusRule",
+    ]
     assert {each["metadata"]["labels"]["release"] for each in selected} == {"mine"}
 
 
@@ -98,7 +109,9 @@ def test_the_brokers_exporter_is_found_where_the_chart_puts_it_and_the_policy_op
     exporter = VALUES["promExporter"]
     assert exporter["enabled"]
     opened = [
-        rule for rule in policy["spec"]["ingress"] if exporter["port"] in (port["port"] for port in rule["ports"])
+        rule
+        for rule in policy["spec"]["ingress"]
+        if exporter["port"] in (port["port"] for port in rule["ports"])
     ]
     names = [each["namespaceSelector"]["matchLabels"] for rule in opened for each in rule["from"]]
     assert {"kubernetes.io/metadata.name": monitor["metadata"]["namespace"]} in names
@@ -124,12 +137,21 @@ def learner_claims(overlay: str) -> list[str]:
     found = []
     for each in rendered(KUBERNETES / "overlays" / overlay):
         spec = each.get("spec", {})
-        if each["metadata"].get("labels", {}).get("app.kubernetes.io/component") != "learner" or "template" not in spec:
+        if (
+            each["metadata"].get("labels", {}).get("app.kubernetes.io/component") != "learner"
+            or "template" not in spec
+        ):
             continue
         templates = spec.get("volumeClaimTemplates", ())
-        found += [f"{claim['metadata']['name']}-{each['metadata']['name']}-0" for claim in templates]
+        found += [
+            f"{claim['metadata']['name']}-{each['metadata']['name']}-0" for claim in templates
+        ]
         volumes = spec["template"]["spec"].get("volumes", ())
-        claims = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
+        claims = [
+            volume["persistentVolumeClaim"]
+            for volume in volumes
+            if "persistentVolumeClaim" in volume
+        ]
         found += [claim["claimName"] for claim in claims if not claim.get("readOnly")]
     assert found, "the learner has a volume"
     return found

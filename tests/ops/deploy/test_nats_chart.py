@@ -34,7 +34,11 @@ Manifest = dict[str, Any]
 
 def merged(below: Manifest, above: Manifest) -> Manifest:
     """Return one set of values as Helm makes it of two files: maps are merged, all else is replaced."""
-    both = {key: merged(below[key], above[key]) for key in below.keys() & above.keys() if isinstance(above[key], dict)}
+    both = {
+        key: merged(below[key], above[key])
+        for key in below.keys() & above.keys()
+        if isinstance(above[key], dict)
+    }
     return below | above | both
 
 
@@ -56,7 +60,10 @@ def one(files: tuple[str, ...], kind: str) -> Manifest:
 
 
 def containers(files: tuple[str, ...]) -> dict[str, Manifest]:
-    return {each["name"]: each for each in one(files, "StatefulSet")["spec"]["template"]["spec"]["containers"]}
+    return {
+        each["name"]: each
+        for each in one(files, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    }
 
 
 def size(quantity: str) -> int:
@@ -70,12 +77,18 @@ def configuration(tmp_path: Path) -> Any:
     """Return what writes a server's configuration and keys as the chart does, with /etc in a folder of the test."""
 
     def write(files: tuple[str, ...]) -> Path:
-        (mount,) = [m for m in containers(files)["nats"]["volumeMounts"] if m["name"] == "horizonrl-keys"]
-        make_keys(tmp_path / mount["mountPath"].lstrip("/"), ["laptop"], ["nats.nats.svc.cluster.local"])
+        (mount,) = [
+            m for m in containers(files)["nats"]["volumeMounts"] if m["name"] == "horizonrl-keys"
+        ]
+        make_keys(
+            tmp_path / mount["mountPath"].lstrip("/"), ["laptop"], ["nats.nats.svc.cluster.local"]
+        )
         place = tmp_path / "etc/nats-config/nats.conf"
         place.parent.mkdir()
         text = one(files, "ConfigMap")["data"]["nats.conf"]
-        place.write_text(text.replace("/data", f"{tmp_path}/data").replace("/var/run/nats", str(tmp_path)))
+        place.write_text(
+            text.replace("/data", f"{tmp_path}/data").replace("/var/run/nats", str(tmp_path))
+        )
         return place
 
     return write
@@ -103,7 +116,9 @@ def test_nats_server_takes_the_rendered_configuration_with_the_keys(
         if each["name"] == "horizonrl-keys"
     ]
     assert volume["secretName"] == "horizonrl-broker"
-    version = subprocess.run([find_server(), "--version"], capture_output=True, text=True, timeout=30).stdout
+    version = subprocess.run(
+        [find_server(), "--version"], capture_output=True, text=True, timeout=30
+    ).stdout
     assert containers(files)["nats"]["image"] == f"nats:{version.strip().rpartition('v')[2]}-alpine"
 
 
@@ -115,7 +130,9 @@ def test_a_server_of_the_chart_syncs_each_message_and_knows_the_size_of_its_stor
     port, monitor = free_ports(2)
     place = configuration(ONE)
     place.write_text(place.read_text().replace("4222", str(port)).replace("8222", str(monitor)))
-    with subprocess.Popen([find_server(), "-c", place, "-a", "127.0.0.1"], stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        [find_server(), "-c", place, "-a", "127.0.0.1"], stderr=subprocess.DEVNULL
+    ) as server:
         try:
             found = ask(f"http://127.0.0.1:{monitor}/varz")["jetstream"]["config"]
         finally:
@@ -134,7 +151,9 @@ def ask(url: str) -> Manifest:
     raise TimeoutError(f"{url} has not answered for 10 s")
 
 
-def test_cert_managers_certificate_lies_where_the_keys_of_our_own_command_do(tmp_path: Path) -> None:
+def test_cert_managers_certificate_lies_where_the_keys_of_our_own_command_do(
+    tmp_path: Path,
+) -> None:
     certificate = yaml.safe_load((KUBERNETES / "nats/certificate.yaml").read_text())["spec"]
     (volume,) = [
         each["projected"]
@@ -157,7 +176,9 @@ def test_cert_managers_certificate_lies_where_the_keys_of_our_own_command_do(tmp
     made = x509.load_pem_x509_certificate((tmp_path / "keys/server.pem").read_bytes())
     names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert set(names.get_values_for_type(x509.DNSName)) == set(certificate["dnsNames"])
-    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == certificate["ipAddresses"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == certificate[
+        "ipAddresses"
+    ]
     for manifest in rendered(CERT_MANAGER):
         if manifest["kind"] == "StatefulSet":
             assert manifest["spec"]["template"]["metadata"].pop("annotations") is None
@@ -172,7 +193,10 @@ def test_the_store_is_smaller_than_its_volume_and_go_collects_below_the_limit() 
     server = containers(ONE)["nats"]
     (collects,) = [each["value"] for each in server["env"] if each["name"] == "GOMEMLIMIT"]
     assert size(collects) <= 0.9 * size(server["resources"]["limits"]["memory"])
-    assert server["resources"]["requests"] == {"cpu": "2", "memory": server["resources"]["limits"]["memory"]}
+    assert server["resources"]["requests"] == {
+        "cpu": "2",
+        "memory": server["resources"]["limits"]["memory"],
+    }
 
 
 def test_no_container_of_the_broker_may_do_what_it_need_not() -> None:
@@ -181,9 +205,14 @@ def test_no_container_of_the_broker_may_do_what_it_need_not() -> None:
     assert {each["name"] for each in pod["containers"]} == {"nats", "reloader", "prom-exporter"}
     for container in pod["containers"]:
         context = container["securityContext"]
-        assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+        assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (
+            False,
+            True,
+        )
         assert context["capabilities"] == {"drop": ["ALL"]}
-        assert {"cpu", "memory"} <= set(container["resources"]["requests"]), "a quota refuses what asks for nothing"
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"]), (
+            "a quota refuses what asks for nothing"
+        )
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]
     assert not pod["automountServiceAccountToken"]
     namespace = yaml.safe_load((KUBERNETES / "nats/namespace.yaml").read_text())
@@ -194,16 +223,25 @@ def test_three_servers_lie_on_three_nodes_and_keep_a_majority() -> None:
     pods = one(THREE, "StatefulSet")["spec"]
     RunConfig.load([], [f"--broker.nats.replicas={pods['replicas']}"])
     assert (pods["replicas"], pods["podManagementPolicy"]) == (3, "Parallel")
-    spread = {each["topologyKey"]: each for each in pods["template"]["spec"]["topologySpreadConstraints"]}
+    spread = {
+        each["topologyKey"]: each for each in pods["template"]["spec"]["topologySpreadConstraints"]
+    }
     host = spread["kubernetes.io/hostname"]
     # With fewer nodes than minDomains the least of them counts as none, so that no node may have two.
-    assert (host["maxSkew"], host["minDomains"], host["whenUnsatisfiable"]) == (1, 3, "DoNotSchedule")
+    assert (host["maxSkew"], host["minDomains"], host["whenUnsatisfiable"]) == (
+        1,
+        3,
+        "DoNotSchedule",
+    )
     assert all(each["labelSelector"] == pods["selector"] for each in spread.values())
     budget = one(THREE, "PodDisruptionBudget")["spec"]
     assert pods["replicas"] - budget["maxUnavailable"] >= pods["replicas"] // 2 + 1
     assert budget["selector"] == pods["selector"]
     conf = one(THREE, "ConfigMap")["data"]["nats.conf"]
-    assert len(re.findall(r'"nats://route:0123456789abcdef@nats-\d\.nats-headless\.nats\.svc', conf)) == 3
+    assert (
+        len(re.findall(r'"nats://route:0123456789abcdef@nats-\d\.nats-headless\.nats\.svc', conf))
+        == 3
+    )
 
 
 def test_the_ports_are_open_to_those_who_need_them_and_to_nobody_else() -> None:
@@ -212,13 +250,19 @@ def test_the_ports_are_open_to_those_who_need_them_and_to_nobody_else() -> None:
     for rule in policy["ingress"]:
         for port in rule["ports"]:
             callers.setdefault(port["port"], []).extend(rule["from"])
-    offered = {port["containerPort"] for each in containers(THREE).values() for port in each.get("ports", ())}
+    offered = {
+        port["containerPort"]
+        for each in containers(THREE).values()
+        for port in each.get("ports", ())
+    }
     assert set(callers) == offered
     spaces = {"keda": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
     spaces["monitoring"] = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
     assert callers[8222] == [{"namespaceSelector": spaces[name]} for name in ("keda", "monitoring")]
     assert callers[7777] == [{"namespaceSelector": spaces["monitoring"]}]
-    assert callers[6222] == [{"podSelector": policy["podSelector"]}], "a route may do anything on every account"
+    assert callers[6222] == [{"podSelector": policy["podSelector"]}], (
+        "a route may do anything on every account"
+    )
     labels = one(THREE, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 
@@ -227,7 +271,9 @@ def test_the_page_installs_the_version_of_the_chart_that_is_tried_here() -> None
     with Chart.load(CHART) as chart:
         version = chart.version
     page = (ROOT / "docs/kubernetes.md").read_text()
-    commands = [shlex.split(line) for line in re.findall(r"^ +(helm .*nats/nats.*)$", page, re.MULTILINE)]
+    commands = [
+        shlex.split(line) for line in re.findall(r"^ +(helm .*nats/nats.*)$", page, re.MULTILINE)
+    ]
     assert len(commands) == 2
     assert {words[words.index("--version") + 1] for words in commands} == {version}
     assert version in (KUBERNETES / "nats/values.yaml").read_text().splitlines()[0]

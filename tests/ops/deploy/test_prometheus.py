@@ -14,7 +14,11 @@ from horizonrl.ops.deploy.grafana.panels import DECLARED, metric_names
 
 ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "ops/deploy/prometheus"
-RULES = [rule for group in yaml.safe_load((PROMETHEUS / "rules.yaml").read_text())["groups"] for rule in group["rules"]]
+RULES = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "rules.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 SITE = "https://docs.example.com/horizonrl"
 """Where the rules look for the site, until an operator puts his own address there."""
@@ -30,7 +34,9 @@ def cases() -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str) -> None:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, cwd=PROMETHEUS, timeout=60)
+    done = subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, cwd=PROMETHEUS, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -50,13 +56,22 @@ def test_no_alert_fires_at_a_cold_start_after_the_end_or_while_steps_are_slow() 
         test["name"].partition(":")[0]
         for test in tests
         for each in test.get("promql_expr_test", ())
-        if each["expr"] == 'ALERTS{alertstate="firing"}' and not each["exp_samples"]  # every alert at once
+        if each["expr"] == 'ALERTS{alertstate="firing"}'
+        and not each["exp_samples"]  # every alert at once
     }
-    assert silent == {"cold start", "finished run", "vanished run", "vanished learner", "slow steps"}
+    assert silent == {
+        "cold start",
+        "finished run",
+        "vanished run",
+        "vanished learner",
+        "slow steps",
+    }
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_has_a_case_that_fires_one_that_is_silent_and_a_section_of_the_runbook(rule: dict[str, Any]) -> None:
+def test_an_alert_has_a_case_that_fires_one_that_is_silent_and_a_section_of_the_runbook(
+    rule: dict[str, Any],
+) -> None:
     fires = {bool(case["exp_alerts"]) for case in cases() if case["alertname"] == rule["alert"]}
     assert fires == {True, False}
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
@@ -72,7 +87,10 @@ def test_every_section_of_the_runbook_belongs_to_an_alert() -> None:
 
 def anchors(page: Path) -> list[str]:
     """Return the anchors of a page's sections, as GitHub and mkdocs make them."""
-    return [title.lower().replace(" ", "-") for title in re.findall(r"^## ([\w ]+)$", page.read_text(), re.MULTILINE)]
+    return [
+        title.lower().replace(" ", "-")
+        for title in re.findall(r"^## ([\w ]+)$", page.read_text(), re.MULTILINE)
+    ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])

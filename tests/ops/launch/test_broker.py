@@ -46,7 +46,10 @@ def test_a_restart_that_fails_is_counted_and_tried_again(
                 (kept.directory / name).touch()
             await kept.kill()
             with capture_logs() as logs:
-                while not keeping.done() and sum(line["event"] == "server_not_started" for line in logs) < 2:
+                while (
+                    not keeping.done()
+                    and sum(line["event"] == "server_not_started" for line in logs) < 2
+                ):
                     await asyncio.sleep(0.01)
                 if recovers:
                     (kept.directory / "broken").unlink()

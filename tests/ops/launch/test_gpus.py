@@ -19,7 +19,9 @@ def test_without_gpus_nothing_changes() -> None:
 
 
 def test_the_learner_has_the_first_gpus_and_each_actor_its_own() -> None:
-    division = divide(config("--learner.ranks=2", "--actor.count=3", "--actor.tensor_parallel=2"), EIGHT)
+    division = divide(
+        config("--learner.ranks=2", "--actor.count=3", "--actor.tensor_parallel=2"), EIGHT
+    )
     assert division.learner == ("0", "1")
     assert division.actors == (("2", "3"), ("4", "5"), ("6", "7"))
     assert not division.shared

@@ -24,7 +24,9 @@ LOCAL = Path(__file__).parents[3] / "ops/deploy/prometheus/local.yml"
 
 
 def parts_of(root: Path, port: int, actors: int) -> list[Child]:
-    config = RunConfig.load([], [f"--run.root={root}", f"--metrics.port={port}", f"--actor.count={actors}"])
+    config = RunConfig.load(
+        [], [f"--run.root={root}", f"--metrics.port={port}", f"--actor.count={actors}"]
+    )
     return _parts(config, write_config(config), divide(config, ()))
 
 
@@ -36,7 +38,9 @@ def port_of(part: Child, monkeypatch: pytest.MonkeyPatch) -> int:
         return RunConfig.load([Path(part.command[-1])]).metrics.port
 
 
-def test_each_part_of_train_has_a_metrics_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_train_has_a_metrics_port_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = parts_of(tmp_path, 9100, actors=2)
     assert {part.name: port_of(part, monkeypatch) for part in parts} == {
         "learner": 9100,
@@ -52,7 +56,11 @@ def test_each_part_of_train_has_a_metrics_port_of_its_own(tmp_path: Path, monkey
     ids=["two gpus", "none"],
 )
 def test_train_says_how_it_divides_the_gpus_that_the_machine_has(
-    listed: str, said: list[str], learners: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    listed: str,
+    said: list[str],
+    learners: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put_nvidia_smi(tmp_path, monkeypatch, listed)
     seen: list[dict[str, str]] = []
@@ -70,7 +78,9 @@ def test_train_says_how_it_divides_the_gpus_that_the_machine_has(
     assert (lines, seen) == (said, [learners])
 
 
-def test_without_a_port_each_part_takes_a_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_port_each_part_takes_a_free_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert {port_of(part, monkeypatch) for part in parts_of(tmp_path, 0, actors=2)} == {0}
 
 
@@ -91,15 +101,27 @@ def test_no_variable_of_the_console_wins_over_its_command_line_in_a_part(
         await part.wait()
 
     asyncio.run(started())
-    seen = [line for line in part.log_file.read_text().splitlines() if line.upper().startswith("HORIZONRL_")]
+    seen = [
+        line
+        for line in part.log_file.read_text().splitlines()
+        if line.upper().startswith("HORIZONRL_")
+    ]
     assert sorted(seen) == ["HORIZONRL_BROKER__NATS__PASSWORD=1", "HORIZONRL_METRICS__PORT=9100"]
     assert "PATH=" in part.log_file.read_text()
 
 
-def test_a_recorded_config_takes_no_variable_but_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = RunConfig.load([], [f"--run.root={tmp_path}", "--rl.steps=5", "--broker.nats.user=me"])
+def test_a_recorded_config_takes_no_variable_but_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RunConfig.load(
+        [], [f"--run.root={tmp_path}", "--rl.steps=5", "--broker.nats.user=me"]
+    )
     write_config(recorded)
-    for name, value in {"HORIZONRL_RL__STEPS": "9", "horizonrl_rl": '{"lr": 1}', "HORIZONRL_RL_LR": "1"}.items():
+    for name, value in {
+        "HORIZONRL_RL__STEPS": "9",
+        "horizonrl_rl": '{"lr": 1}',
+        "HORIZONRL_RL_LR": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "secret")
     config = read_config(recorded.run_dir, ["--rl.max_staleness=2"])
@@ -108,14 +130,20 @@ def test_a_recorded_config_takes_no_variable_but_the_password(tmp_path: Path, mo
     assert config.broker.nats.password.get_secret_value() == "secret"
 
 
-def test_the_local_scrape_configuration_names_those_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_scrape_configuration_names_those_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = yaml.safe_load(LOCAL.read_text())["scrape_configs"]
     scraped = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
     parts = parts_of(tmp_path, 9100, actors=1)
-    assert scraped == {part.name.partition("-")[0]: [f"127.0.0.1:{port_of(part, monkeypatch)}"] for part in parts}
+    assert scraped == {
+        part.name.partition("-")[0]: [f"127.0.0.1:{port_of(part, monkeypatch)}"] for part in parts
+    }
 
 
-def test_a_run_that_goes_on_keeps_its_brokers_port_unless_another_program_has_it(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_keeps_its_brokers_port_unless_another_program_has_it(
+    tmp_path: Path,
+) -> None:
     assert earlier_port(tmp_path) is None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -142,9 +170,16 @@ def test_categories_that_an_adaptive_curriculum_cannot_follow_are_refused_before
 ) -> None:
     many = tuple(f"c{place}" for place in range(257))
     monkeypatch.setattr(
-        "horizonrl.ops.launch.local.sources_of", lambda *_, **__: [TaskSource("parity", many, 1.0, categories=many)]
+        "horizonrl.ops.launch.local.sources_of",
+        lambda *_, **__: [TaskSource("parity", many, 1.0, categories=many)],
     )
-    asked = ["train", f"--run.root={tmp_path}", "--envs", '[{"id": "parity"}]', "--curriculum.kind=adaptive"]
+    asked = [
+        "train",
+        f"--run.root={tmp_path}",
+        "--envs",
+        '[{"id": "parity"}]',
+        "--curriculum.kind=adaptive",
+    ]
     assert main(asked) == 2
     assert "have 257 categories of tasks: it follows at most 256" in capsys.readouterr().err
     assert not list(tmp_path.glob("*/logs"))

@@ -12,5 +12,7 @@ from horizonrl.ops.launch.roles import stop_within_s
         ("actor", "--actor.drain_s=5", 25),
     ],
 )
-def test_a_role_ends_within_the_time_that_its_key_gives_it(role: str, override: str, within_s: float) -> None:
+def test_a_role_ends_within_the_time_that_its_key_gives_it(
+    role: str, override: str, within_s: float
+) -> None:
     assert stop_within_s(role, RunConfig.load((), [override])) == within_s

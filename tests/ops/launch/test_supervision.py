@@ -28,14 +28,21 @@ def test_a_run_is_over_when_its_learner_has_said_so_at_the_last_step() -> None:
     async def scenario() -> None:
         run = progress_of(8)
         assert not await run.is_over()
-        for step, finished, over in ((8, False, False), (6, True, False), (8, True, True), (9, True, True)):
+        for step, finished, over in (
+            (8, False, False),
+            (6, True, False),
+            (8, True, True),
+            (9, True, True),
+        ):
             await report(run, Progress(step=step, finished=finished))
             assert await run.is_over() is over, (step, finished)
 
     asyncio.run(scenario())
 
 
-def test_deaths_are_counted_since_the_run_last_came_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_are_counted_since_the_run_last_came_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.0)
 
     async def scenario() -> None:
@@ -45,7 +52,9 @@ def test_deaths_are_counted_since_the_run_last_came_further(tmp_path: Path, monk
             Progress(step=1),
             Progress(step=2),
             Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
-            Progress(step=1, outcomes={Kind.TRAIN: Outcomes(trained=3)}),  # a resumed learner's repetition
+            Progress(
+                step=1, outcomes={Kind.TRAIN: Outcomes(trained=3)}
+            ),  # a resumed learner's repetition
             Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
             Progress(step=3),
         ):

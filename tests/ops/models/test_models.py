@@ -31,7 +31,9 @@ def test_a_model_directory_is_returned_as_it_is(tiny_models: tuple[Path, Path]) 
 
 
 @pytest.mark.parametrize("absent", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(tmp_path: Path, absent: str) -> None:
+def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(
+    tmp_path: Path, absent: str
+) -> None:
     for name in {"config.json", "tokenizer.json", "model.safetensors"} - {absent}:
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=absent.replace("model", ".*")):
@@ -54,7 +56,9 @@ def test_a_model_without_a_chat_template_is_refused_before_anything_starts(
         resolve_model(model)
 
 
-def test_a_mixture_of_experts_can_be_played_but_not_trained(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_mixture_of_experts_can_be_played_but_not_trained(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
     model = shutil.copytree(tiny_models[0], tmp_path / "experts")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"num_local_experts": 8}))
@@ -106,21 +110,30 @@ def test_a_model_of_the_hub_that_is_not_here_keeps_its_owner(tmp_path: Path) -> 
     assert hub_id(tmp_path / "Qwen" / "Qwen2.5-7B-Instruct") is None
 
 
-@pytest.mark.parametrize("name", ["out/my--model", "out/my..model", "out/model-", "-out/model", "out/model.git"])
+@pytest.mark.parametrize(
+    "name", ["out/my--model", "out/my..model", "out/model-", "-out/model", "out/model.git"]
+)
 def test_a_path_that_is_not_there_and_no_id_of_the_hub_is_one_clear_message(name: str) -> None:
     with pytest.raises(ConfigError, match="neither a directory nor"):
         resolve_model(name)
 
 
 def test_a_known_model_is_found_where_it_was_made_and_never_made(tmp_path: Path) -> None:
-    assert known_model(POCKET, tmp_path) is known_model(SMOLLM2, tmp_path) is known_model(tmp_path / "none") is None
+    assert (
+        known_model(POCKET, tmp_path)
+        is known_model(SMOLLM2, tmp_path)
+        is known_model(tmp_path / "none")
+        is None
+    )
     (tmp_path / SMOLLM2).mkdir()
     assert known_model(SMOLLM2, tmp_path) == tmp_path / SMOLLM2
     assert known_model(str(tmp_path), tmp_path / "cache") == tmp_path
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_identity_changes_with_tokenizer_and_template_only(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_identity_changes_with_tokenizer_and_template_only(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
     first, second = (model_identity(model) for model in tiny_models)
     assert first == second, "other weights are another version, not another meaning of ids"
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -135,7 +148,9 @@ def test_the_identity_changes_with_tokenizer_and_template_only(tiny_models: tupl
         assert model_identity(tmp_path) == changed | {"stops": said}
 
 
-def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def absent(name: str) -> list[Path]:
         raise metadata.PackageNotFoundError(name)
 
@@ -144,7 +159,9 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: p
         resolve_model(SMOLLM2, tmp_path)
 
 
-def test_a_model_is_made_once_when_several_ask_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_made_once_when_several_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Path] = []
 
     def convert(gguf: Path, out: Path) -> None:

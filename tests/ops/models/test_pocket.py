@@ -44,7 +44,10 @@ async def played_by_hand(task_id: str) -> list[dict[str, str]]:
         action = expert.act(messages[-1]["content"])
         step = await environment.step(action)
         done = step.terminated
-        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": step.observation}]
+        messages += [
+            {"role": "assistant", "content": action},
+            {"role": "user", "content": step.observation},
+        ]
     return messages[:-1]
 
 
@@ -57,16 +60,28 @@ def test_a_lesson_is_the_conversation_as_the_template_writes_it(careful: list[Ep
     for episode in careful[::20]:
         messages = asyncio.run(played_by_hand(parse_goal(episode.prompt).replace(" ", "_")))
         lesson = pocket.lesson(episode)
-        assert tokenizer.decode(lesson.ids) + "\n" == tokenizer.apply_chat_template(messages, tokenize=False)
+        assert tokenizer.decode(lesson.ids) + "\n" == tokenizer.apply_chat_template(
+            messages, tokenize=False
+        )
         actions = tokenizer.decode(lesson.ids[lesson.weights == 1])
-        assert actions == "".join(f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant")
+        assert actions == "".join(
+            f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant"
+        )
 
 
-def test_a_careless_expert_takes_more_turns_and_still_succeeds(taught: list[Episode], careful: list[Episode]) -> None:
+def test_a_careless_expert_takes_more_turns_and_still_succeeds(
+    taught: list[Episode], careful: list[Episode]
+) -> None:
     turns = {episode.prompt: len(episode.turns) for episode in careful}
-    wasted = [1 - turns[episode.prompt] / len(episode.turns) for episode in taught if episode.prompt in turns]
+    wasted = [
+        1 - turns[episode.prompt] / len(episode.turns)
+        for episode in taught
+        if episode.prompt in turns
+    ]
     assert len(wasted) > 200
-    assert 0.2 < sum(wasted) / len(wasted) <= pocket.CARELESSNESS  # some carelessness happens to help
+    assert (
+        0.2 < sum(wasted) / len(wasted) <= pocket.CARELESSNESS
+    )  # some carelessness happens to help
     assert all(episode.success for episode in taught)
 
 
@@ -103,7 +118,9 @@ def test_heads_begin_by_looking_back_as_far_as_they_should(chat: ChatTemplate) -
     model = pocket.new_model(asyncio.run(pocket.make_pocket_tokenizer()))
     model.set_attn_implementation("eager")
     ids = torch.randint(300, 900, (1, 40))
-    seen = model(input_ids=ids, output_attentions=True).attentions[0][0, :, 10:]  # heads, queries, keys
+    seen = model(input_ids=ids, output_attentions=True).attentions[0][
+        0, :, 10:
+    ]  # heads, queries, keys
     for head, distance in enumerate(pocket.LOOK_BACK_TOKENS):
         behind = torch.arange(10, 40) - seen[head].argmax(-1)
         assert (behind == distance).float().mean() > 0.5
@@ -113,13 +130,22 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others(
     chat: ChatTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pocket, "ROUNDS", 1)  # to play all lessons takes longer than to learn them
-    made = [pocket.make_pocket(tmp_path / str(number), seed, steps=(1, 2)) for number, seed in enumerate((0, 0, 1))]
+    made = [
+        pocket.make_pocket(tmp_path / str(number), seed, steps=(1, 2))
+        for number, seed in enumerate((0, 0, 1))
+    ]
     first, again, other = (files_digest(path, "model.safetensors") for path in made)
     assert first == again
     assert first != other
-    assert 500_000 < sum(map(math.prod, tensor_shapes(made[0] / "model.safetensors").values())) < 2_000_000
+    assert (
+        500_000
+        < sum(map(math.prod, tensor_shapes(made[0] / "model.safetensors").values()))
+        < 2_000_000
+    )
     # transformers replaces the tokenizer of some kinds of model by its own when it loads it
-    prompt = asyncio.run(pocket.expert_episodes(ChatTemplate.load(made[0]), "train", "depth1"))[0].prompt
+    prompt = asyncio.run(pocket.expert_episodes(ChatTemplate.load(made[0]), "train", "depth1"))[
+        0
+    ].prompt
     assert ChatTemplate.load(made[0]).open(None, prompt) == chat.open(None, prompt)
 
 

@@ -58,7 +58,9 @@ def test_a_step_is_one_line_on_a_terminal_of_80_columns_and_whole_in_a_file() ->
 def test_a_long_wait_explains_itself(config: RunConfig) -> None:
     outcomes = {
         Kind.DEMO: Outcomes(trained=8),
-        Kind.TRAIN: Outcomes(trained=2, dropped={DropReason.ZERO_VARIANCE: 3, DropReason.STALE: 1}, void=1),
+        Kind.TRAIN: Outcomes(
+            trained=2, dropped={DropReason.ZERO_VARIANCE: 3, DropReason.STALE: 1}, void=1
+        ),
         Kind.EVAL: Outcomes(evaluated=4),
     }
     console = Console(config)
@@ -74,7 +76,9 @@ def test_a_long_wait_explains_itself(config: RunConfig) -> None:
     ]
 
 
-def test_parts_are_shown_as_starting_until_their_logs_say_that_they_are_up(config: RunConfig) -> None:
+def test_parts_are_shown_as_starting_until_their_logs_say_that_they_are_up(
+    config: RunConfig,
+) -> None:
     now = time.time()
     write_log(config, "console", "part_ready", now - 900, part="actor-0", after_s=31.0)
     console = Console(config)
@@ -86,7 +90,9 @@ def test_parts_are_shown_as_starting_until_their_logs_say_that_they_are_up(confi
     assert "starting: learner for 1 s" in live(console, started)
 
 
-def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(config: RunConfig) -> None:
+def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(
+    config: RunConfig,
+) -> None:
     now = time.time()
     console = Console(config)
     write_lines(config, *(LINE | {"step": step, "time": now - 5} for step in (1, 2, 3)))
@@ -107,8 +113,13 @@ def test_groups_that_were_dropped_while_the_learner_waits_are_counted(config: Ru
     console = Console(config)
     write_lines(config, *(LINE | {"step": step, "groups_dropped": 2} for step in (1, 2)))
     dropped = {DropReason.ZERO_VARIANCE: 40, DropReason.STALE: 1}
-    outcomes = {Kind.TRAIN: Outcomes(trained=16, dropped=dropped), Kind.EVAL: Outcomes(dropped=dropped)}
-    progress = Progress(step=2, phase=Phase.RL, phase_step=2, outcomes=outcomes, lowest_unsettled={Kind.TRAIN: 57})
+    outcomes = {
+        Kind.TRAIN: Outcomes(trained=16, dropped=dropped),
+        Kind.EVAL: Outcomes(dropped=dropped),
+    }
+    progress = Progress(
+        step=2, phase=Phase.RL, phase_step=2, outcomes=outcomes, lowest_unsettled={Kind.TRAIN: 57}
+    )
     console.broker = broker_status(config, progress)
     wanted = config.rl.groups_per_step
     assert f"waits for groups: 0 of {wanted} are in, 37 dropped" in live(console, {}, width=120)
@@ -119,18 +130,24 @@ def test_groups_that_were_dropped_while_the_learner_waits_are_counted(config: Ru
 
 def test_a_broker_that_does_not_answer_is_told(config: RunConfig) -> None:
     console = Console(config)
-    console.broker = broker_status(config, Progress(step=3, phase=Phase.RL, phase_step=3), looked_at=time.time() - 40)
+    console.broker = broker_status(
+        config, Progress(step=3, phase=Phase.RL, phase_step=3), looked_at=time.time() - 40
+    )
     assert "the broker has not answered for 40 s" in live(console, {})
 
 
-def test_a_checkpoint_in_writing_is_shown_beside_the_size_of_the_one_before(config: RunConfig) -> None:
+def test_a_checkpoint_in_writing_is_shown_beside_the_size_of_the_one_before(
+    config: RunConfig,
+) -> None:
     for name, size in (("step-000002", 4_000_000), (".incoming-step-000004", 3_000_000)):
         (config.run_dir / "checkpoints" / name).mkdir(parents=True)
         (config.run_dir / "checkpoints" / name / "weights").write_bytes(bytes(size))
     assert "the checkpoint of step 4 is being written: 3 of about 4 MB" in live(Console(config), {})
 
 
-def test_elsewhere_a_trouble_is_a_line_once(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_elsewhere_a_trouble_is_a_line_once(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     console = Console(config)
     for _ in range(2):
         write_log(config, "actor-0", "group_broken", time.time(), error="no such task")
@@ -163,7 +180,10 @@ def test_a_run_that_goes_on_is_told_in_a_line_and_its_earlier_steps_are_not_repe
     write_lines(config, LINE | {"step": 4}, LINE | {"step": 5})
     assert asyncio.run(console._tell_steps(shown)) == 2
     resumed, _, step = capsys.readouterr().out.splitlines()
-    assert resumed == f"  resumes after step 4; `horizonrl status {config.run_dir}` shows the earlier ones"
+    assert (
+        resumed
+        == f"  resumes after step 4; `horizonrl status {config.run_dir}` shows the earlier ones"
+    )
     assert step.split()[0] == "5"
 
 
@@ -171,7 +191,11 @@ def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
     config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console(config)
-    for lines in ([EVAL], [], [EVAL, EVAL | {"version": 6, "success_rate": None, "low": 0.0, "high": 1.0}]):
+    for lines in (
+        [EVAL],
+        [],
+        [EVAL, EVAL | {"version": 6, "success_rate": None, "low": 0.0, "high": 1.0}],
+    ):
         write_lines(config, *lines, name="evals.jsonl")
         asyncio.run(console._tell_steps(0))
     assert capsys.readouterr().out.splitlines() == [
@@ -188,22 +212,34 @@ def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_un
     config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_lines(config, LINE)
-    Console(config).summary(config.run_dir / "model", config.run_dir / "report.html", "horizonrl train laptop")
+    Console(config).summary(
+        config.run_dir / "model", config.run_dir / "report.html", "horizonrl train laptop"
+    )
     shown = capsys.readouterr().out
     assert f"report: {config.run_dir}/report.html" in shown
-    commands = [line.strip() for line in shown.partition("What next:")[2].splitlines() if "horizonrl" in line]
+    commands = [
+        line.strip()
+        for line in shown.partition("What next:")[2].splitlines()
+        if "horizonrl" in line
+    ]
     parsed = [parse(shlex.split(command)[1:]) for command in commands]
     assert [arguments.command for arguments, _ in parsed] == ["eval", "lineage", "train"]
     assert parsed[2][1] == ["--rl.steps", "20"]
 
 
 @pytest.mark.parametrize("given", ["--rl.steps=10", "--rl.steps 10"])
-def test_the_command_that_trains_on_sets_the_number_of_steps_once(config: RunConfig, given: str) -> None:
-    (_, _, more) = next_commands(config, f"horizonrl train laptop {given} --rl.lr 1e-5", config.total_steps)
+def test_the_command_that_trains_on_sets_the_number_of_steps_once(
+    config: RunConfig, given: str
+) -> None:
+    (_, _, more) = next_commands(
+        config, f"horizonrl train laptop {given} --rl.lr 1e-5", config.total_steps
+    )
     assert more == f"horizonrl train laptop --rl.lr 1e-5 --rl.steps {2 * config.rl.steps}"
 
 
-def test_after_a_start_with_fewer_steps_than_taken_the_commands_go_on_from_the_last_one(tmp_path: Path) -> None:
+def test_after_a_start_with_fewer_steps_than_taken_the_commands_go_on_from_the_last_one(
+    tmp_path: Path,
+) -> None:
     config = RunConfig.load([], [f"--run.root={tmp_path / 'my runs'}", "--rl.steps=3"])
     (_, lineage, more) = next_commands(config, "horizonrl train laptop --rl.steps 3", 151)
     assert shlex.split(lineage)[2:] == [str(config.run_dir), "--version", "151"]

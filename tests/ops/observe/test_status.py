@@ -36,7 +36,9 @@ from tests.ops.report.runs import Scale, run_config, write_run
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
 from tests.records import make_group, make_ticket
 
-CONFIG = RunConfig.load([], ["--run.name=textcraft", "--imitation.steps=0", "--rl.steps=10", "--rl.groups_per_step=4"])
+CONFIG = RunConfig.load(
+    [], ["--run.name=textcraft", "--imitation.steps=0", "--rl.steps=10", "--rl.groups_per_step=4"]
+)
 
 
 def shown(view: RunView, width: int = 80) -> str:
@@ -62,12 +64,17 @@ def test_an_option_that_was_turned_off_stays_off_when_the_run_resumes(tmp_path: 
 
 @pytest.mark.parametrize("command", [["status"], ["replay", "--from", "0"]])
 def test_no_secret_goes_to_a_broker_that_the_operator_has_not_named(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         stranger.settimeout(0)
         url = f"nats://127.0.0.1:{stranger.getsockname()[1]}"
-        config = RunConfig.load([], [f"--run.root={tmp_path}", f"--broker.url={url}", "--broker.nats.user=me"])
+        config = RunConfig.load(
+            [], [f"--run.root={tmp_path}", f"--broker.url={url}", "--broker.nats.user=me"]
+        )
         write_config(config)
         monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
         assert main([*command, str(config.run_dir)]) == 2
@@ -76,7 +83,9 @@ def test_no_secret_goes_to_a_broker_that_the_operator_has_not_named(
             stranger.accept()
 
 
-def test_the_address_of_an_embedded_broker_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_an_embedded_broker_gets_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = RunConfig.load([], [f"--run.root={tmp_path}"])
     write_config(config)
     (config.run_dir / ADDRESS).write_text("nats://stranger:4222")
@@ -86,14 +95,22 @@ def test_the_address_of_an_embedded_broker_gets_no_secret(tmp_path: Path, monkey
     assert source.config.broker.nats.password is None
 
 
-def test_an_operator_names_his_broker_and_his_secret_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig.load([], [f"--run.root={tmp_path}", "--broker.url=nats://mine:1", "--broker.nats.user=me"])
+def test_an_operator_names_his_broker_and_his_secret_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.load(
+        [], [f"--run.root={tmp_path}", "--broker.url=nats://mine:1", "--broker.nats.user=me"]
+    )
     write_config(config)
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
-    source = StatusSource.find(StatusRequest((config.run_dir,), overrides=["--broker.url=nats://mine:1"]))
+    source = StatusSource.find(
+        StatusRequest((config.run_dir,), overrides=["--broker.url=nats://mine:1"])
+    )
     assert source.config.broker.nats.password is not None
     monkeypatch.setenv("HORIZONRL_BROKER__URL", "nats://mine:1")
-    assert StatusSource.find(StatusRequest((config.run_dir,))).config.broker.nats.password is not None
+    assert (
+        StatusSource.find(StatusRequest((config.run_dir,))).config.broker.nats.password is not None
+    )
 
 
 def test_a_line_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
@@ -120,7 +137,9 @@ def test_lines_that_grow_are_read_once_and_again_after_a_rewind(tmp_path: Path) 
 # From a run directory
 
 
-def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_a_stopped_run_from_its_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = RunConfig.load([], [f"--run.root={tmp_path}", "--imitation.steps=0", "--rl.steps=8"])
     write_config(config)
     (config.run_dir / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
@@ -134,7 +153,9 @@ def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: p
     assert "learner: almost no group is trainable (30 s ago; logs/learner.log):" in text
 
 
-def test_a_run_whose_broker_ended_with_its_train_is_shown_without_asking_for_it(tmp_path: Path) -> None:
+def test_a_run_whose_broker_ended_with_its_train_is_shown_without_asking_for_it(
+    tmp_path: Path,
+) -> None:
     """The client of the broker would be imported for half a second, and then wait for two more."""
     config = RunConfig.load([], [f"--run.root={tmp_path}", "--broker.url=nats://127.0.0.1:9"])
     write_config(config)
@@ -187,13 +208,29 @@ def test_episodes_that_broke_and_resumes_are_told() -> None:
 
 def test_it_is_told_if_what_takes_long_is_hardly_trained() -> None:
     durations = {"trained": [1.0 + place / 90 for place in range(90)], "stale": [20.0] * 10}
-    (told,) = RunView("r", CONFIG, files=Files([LINE | {"durations": durations}], (), (), ())).broken()
-    assert told.startswith("of the slowest tenth of groups (over 20.0 s) 0 % are trained, of the others 100 %: see")
+    (told,) = RunView(
+        "r", CONFIG, files=Files([LINE | {"durations": durations}], (), (), ())
+    ).broken()
+    assert told.startswith(
+        "of the slowest tenth of groups (over 20.0 s) 0 % are trained, of the others 100 %: see"
+    )
 
 
 def test_what_an_adaptive_curriculum_draws_is_told_with_the_reason() -> None:
-    again = {"env_id": "textcraft", "category": "(repeated)", "share": 0.42, "differed": 0.73, "tasks": 17}
-    depth1 = {"env_id": "textcraft", "category": "depth1", "share": 0.58, "differed": 0.4, "tasks": 94}
+    again = {
+        "env_id": "textcraft",
+        "category": "(repeated)",
+        "share": 0.42,
+        "differed": 0.73,
+        "tasks": 17,
+    }
+    depth1 = {
+        "env_id": "textcraft",
+        "category": "depth1",
+        "share": 0.58,
+        "differed": 0.4,
+        "tasks": 94,
+    }
     rows = RunView("r", CONFIG, files=Files([LINE | {"curriculum": [depth1, again]}]))
     assert list(learning(rows))[-2:] == [
         ("draws", " 58 %  textcraft, depth1 (40 % of groups differ)"),
@@ -212,7 +249,13 @@ def test_status_as_json_holds_numbers(tmp_path: Path, capsys: pytest.CaptureFixt
     run_dir = write_run(run_config(tmp_path), Scale(turns=2))
     assert main(["status", str(run_dir), "--json"]) == 0
     text = json.loads(capsys.readouterr().out)
-    assert (text["run"], text["state"], text["step"], text["steps"], text["phase"]) == ("small", "finished", 6, 6, "rl")
+    assert (text["run"], text["state"], text["step"], text["steps"], text["phase"]) == (
+        "small",
+        "finished",
+        6,
+        6,
+        "rl",
+    )
     assert text["last_step"]["reward_mean"] == Files.read(run_dir).metrics[-1]["reward_mean"]
     assert text["last_eval"]["episodes"] == 64
     assert (text["broker"], text["troubles"], text["waits"]) == (None, [], [])
@@ -223,7 +266,9 @@ def test_status_as_json_holds_numbers(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_groups_of_the_next_batch_are_counted_by_the_learners_own_word() -> None:
     """What is admitted is not settled; the collector's word on it is all that the broker has."""
-    collector = Collector(Rules(max_staleness=1, vocabulary=100, max_context_tokens=64), TicketAccounts())
+    collector = Collector(
+        Rules(max_staleness=1, vocabulary=100, max_context_tokens=64), TicketAccounts()
+    )
     entries = [make_group(0), make_group(1, (1.0, 1.0)), make_group(3), make_group(4, (0.0, 0.0))]
     for sequence, group in enumerate(entries, 1):
         entry: Any = type("Entry", (), {"sequence": sequence, "record": group, "digest": ""})
@@ -241,7 +286,9 @@ def test_groups_of_the_next_batch_are_counted_by_the_learners_own_word() -> None
 
 def test_who_waits_for_what() -> None:
     at_work = Progress(step=3, phase=Phase.RL, phase_step=3)
-    full = Progress(step=3, phase=Phase.RL, phase_step=3, ended_ranges={Kind.TRAIN: ((0, 3),)}, cursor=4)
+    full = Progress(
+        step=3, phase=Phase.RL, phase_step=3, ended_ranges={Kind.TRAIN: ((0, 3),)}, cursor=4
+    )
     last = Progress(step=10, phase=Phase.RL, phase_step=10)
     loading = ["no learner has reported yet: it is loading its model, or none was started"]
     for text, config, expected in (
@@ -256,7 +303,9 @@ def test_who_waits_for_what() -> None:
         (
             broker_status(CONFIG, full.model_copy(update={"awaited": "train-00000004"})),
             CONFIG,
-            ["the learner waits for train-00000004, which no later step may train; it has 4 groups"],
+            [
+                "the learner waits for train-00000004, which no later step may train; it has 4 groups"
+            ],
         ),
         (broker_status(CONFIG, full), None, ["the learner has 4 groups of its next batch"]),
         (
@@ -268,9 +317,9 @@ def test_who_waits_for_what() -> None:
         (broker_status(CONFIG, at_work.model_copy(update={"finished": True})), CONFIG, loading),
     ):
         sentences = waits(text, config)
-        assert [line.startswith(start) for line, start in zip(sentences, expected, strict=False)] == [True] * len(
-            expected
-        )
+        assert [
+            line.startswith(start) for line, start in zip(sentences, expected, strict=False)
+        ] == [True] * len(expected)
         assert bool(sentences) is bool(expected)
 
 
@@ -281,18 +330,27 @@ def test_who_waits_for_what() -> None:
         ({"queue": QueueState(5, 8, 0)}, "actors hold 8 tickets; queued: 5"),
         ({"queue": QueueState(0, 8, 0, idle=2)}, "2 actors with free slots: no tickets until"),
         ({"queue": QueueState(0, 8, 0, idle=1)}, "1 actor with free slots: no tickets until"),
-        ({"log": Extent(1, 9, 9, 100, None)}, "the learner has yet to read 9 messages of the group log"),
+        (
+            {"log": Extent(1, 9, 9, 100, None)},
+            "the learner has yet to read 9 messages of the group log",
+        ),
         ({"log": Extent(1, 9, 9, 99, 100)}, "the group log is full: actors wait to publish"),
     ],
 )
 def test_each_wait_of_the_actors_is_told(changed: dict[str, Any], text: str) -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
-    assert any(line.startswith(text) for line in waits(broker_status(CONFIG, progress, **changed), CONFIG))
+    assert any(
+        line.startswith(text) for line in waits(broker_status(CONFIG, progress, **changed), CONFIG)
+    )
     assert not any(line.startswith(text) for line in waits(broker_status(CONFIG, progress), CONFIG))
 
 
-@pytest.mark.parametrize(("stored_bytes", "finished", "times"), [(99, False, 1), (80, False, 0), (99, True, 0)])
-def test_a_full_group_log_is_told_as_what_broke(stored_bytes: int, finished: bool, times: int) -> None:
+@pytest.mark.parametrize(
+    ("stored_bytes", "finished", "times"), [(99, False, 1), (80, False, 0), (99, True, 0)]
+)
+def test_a_full_group_log_is_told_as_what_broke(
+    stored_bytes: int, finished: bool, times: int
+) -> None:
     progress = Progress(step=10, phase=Phase.RL, phase_step=10, finished=finished)
     status = broker_status(CONFIG, progress, log=Extent(1, 9, 9, stored_bytes, 100))
     full = f"the group log is full: {stored_bytes} of broker.max_log_bytes = 100"
@@ -302,9 +360,13 @@ def test_a_full_group_log_is_told_as_what_broke(stored_bytes: int, finished: boo
 def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
     async def look() -> RunView:
         transport = MemoryTransport(MemoryServer(), "run")
-        growth = HorizonGrowth(env_id="babyai", phase_step=12, from_turns=5, to_turns=10, reason="40% cut")
+        growth = HorizonGrowth(
+            env_id="babyai", phase_step=12, from_turns=5, to_turns=10, reason="40% cut"
+        )
         state = StateStore(transport)
-        await state.put(Key.PROGRESS, Progress(step=14, phase=Phase.RL, phase_step=14, growths=(growth,)))
+        await state.put(
+            Key.PROGRESS, Progress(step=14, phase=Phase.RL, phase_step=14, growths=(growth,))
+        )
         await state.put(Key.HORIZON, HorizonState(horizons={"textcraft": 8, "babyai": 10}))
         return RunView("run", broker=await Observer(transport).look(), run_dir=Path("run"))
 
@@ -318,7 +380,9 @@ def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
 
 def test_a_learner_that_has_not_reported_for_long_is_called_silent() -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
-    text = RunView("r", CONFIG, broker=broker_status(CONFIG, progress, reported_at=time.time() - 3000))
+    text = RunView(
+        "r", CONFIG, broker=broker_status(CONFIG, progress, reported_at=time.time() - 3000)
+    )
     assert plain_line(text).startswith("r: silent for 50 min, step 3 of 10 (rl 3)")
 
 
@@ -347,7 +411,9 @@ async def fill_broker(transport: Transport) -> None:
         "cursor": 2,
     }
     policy = PolicyVersion(version=1, lineage=2)
-    await state.put(Key.PROGRESS, Progress(step=1, phase=Phase.RL, phase_step=1, policy=policy, **text))
+    await state.put(
+        Key.PROGRESS, Progress(step=1, phase=Phase.RL, phase_step=1, policy=policy, **text)
+    )
     await state.put(Key.POLICY, WeightsManifest(policy=policy, weights_bytes=3_000_000, digest="d"))
     await state.put(Key.HORIZON, HorizonState(horizons={"textcraft": 4}))
     await transport.publish("dead.groups", b"?", message_id="dead-1")
@@ -384,7 +450,9 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
     assert broker["tickets"]["train"]["outstanding"] == 3
 
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[run]\nname = "elsewhere"\n[rl]\nsteps = 8\ngroups_per_step = 4\n[imitation]\nsteps = 0\n')
+    recipe.write_text(
+        '[run]\nname = "elsewhere"\n[rl]\nsteps = 8\ngroups_per_step = 4\n[imitation]\nsteps = 0\n'
+    )
     assert main([*asked, str(recipe)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "elsewhere: running, step 1 of 8 (rl 1)" in text

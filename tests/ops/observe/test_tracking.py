@@ -33,13 +33,15 @@ from tests.ops.report.runs import evaluation
 from tests.records import make_group
 
 needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed: horizonrl[tensorboard]"
+    importlib.util.find_spec("tensorboard") is None,
+    reason="tensorboard is not installed: horizonrl[tensorboard]",
 )
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed: horizonrl[wandb]"
 )
 needs_trackio = pytest.mark.skipif(
-    importlib.util.find_spec("trackio") is None, reason="trackio is not installed: horizonrl[trackio]"
+    importlib.util.find_spec("trackio") is None,
+    reason="trackio is not installed: horizonrl[trackio]",
 )
 
 
@@ -66,7 +68,10 @@ class Learner:
         ticket = group.ticket.model_copy(update={"kind": phase.kind})
         group = group.model_copy(update={"ticket": ticket})
         draft = PendingBatch(admitted=[(number, group)], consumed=[group])
-        policy, times = PolicyVersion(version=number, lineage=lineage), replace(TIMES, ended_at=1e9 + 60 * number)
+        policy, times = (
+            PolicyVersion(version=number, lineage=lineage),
+            replace(TIMES, ended_at=1e9 + 60 * number),
+        )
         self._journal.write_metrics(metrics_line(phase, policy, draft, STATS, times))
 
     def evaluate(self, version: int, successes: int, settled_step: int) -> None:
@@ -81,7 +86,9 @@ class Learner:
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    return RunConfig.load([], [f"--run.root={tmp_path}", "--rl.steps=8", "--tracker.kind=tensorboard"])
+    return RunConfig.load(
+        [], [f"--run.root={tmp_path}", "--rl.steps=8", "--tracker.kind=tensorboard"]
+    )
 
 
 def follow(learner: Learner, *overrides: str) -> None:
@@ -95,7 +102,8 @@ def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
     shown = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     shown.Reload()
     return {
-        tag: [(event.step, round(event.value, 4)) for event in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]
+        tag: [(event.step, round(event.value, 4)) for event in shown.Scalars(tag)]
+        for tag in shown.Tags()["scalars"]
     }
 
 
@@ -131,14 +139,18 @@ def test_a_resumed_learner_continues_the_same_run_and_no_step_is_there_twice_or_
     assert shown["train/reward_mean"] == [(step, 0.5 if step <= 4 else 1.0) for step in range(1, 9)]
     assert shown["train/lineage"] == [(step, float(step > 4)) for step in range(1, 9)]
     assert [step for step, _ in shown["horizon/textcraft"]] == list(range(1, 9))
-    assert shown["eval/success_rate"] == [(0, 0.25), (3, 0.5), (8, 1.0)], "at the version that was judged"
+    assert shown["eval/success_rate"] == [(0, 0.25), (3, 0.5), (8, 1.0)], (
+        "at the version that was judged"
+    )
     assert shown["eval/low"][0][1] < 0.25 < shown["eval/high"][0][1]
     assert "train/staleness_mean" in shown and "env/textcraft/success_rate" in shown
     assert "train/reference_kl" not in shown, "what was not measured is no point"
 
 
 @needs_tensorboard
-def test_points_have_the_time_of_the_run_and_imitation_is_tracked_apart_from_rl(config: RunConfig) -> None:
+def test_points_have_the_time_of_the_run_and_imitation_is_tracked_apart_from_rl(
+    config: RunConfig,
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     learner = Learner(config)
@@ -155,12 +167,22 @@ def test_points_have_the_time_of_the_run_and_imitation_is_tracked_apart_from_rl(
     for name in ("env/textcraft/success_rate", "horizon/textcraft"):
         assert [step for step, _ in shown[f"imitation/{name}"]] == [1, 2, 3]
         assert [step for step, _ in shown[name]] == [4, 5, 6, 7, 8]
-    stages = {name: shown[f"eval/{name}"] for name in ("before_training", "after_imitation", "after_rl")}
-    assert stages == {"before_training": [(0, 0.0)], "after_imitation": [(3, 0.25)], "after_rl": [(6, 0.5), (8, 0.75)]}
+    stages = {
+        name: shown[f"eval/{name}"] for name in ("before_training", "after_imitation", "after_rl")
+    }
+    assert stages == {
+        "before_training": [(0, 0.0)],
+        "after_imitation": [(3, 0.25)],
+        "after_rl": [(6, 0.5), (8, 0.75)],
+    }
     stored = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     stored.Reload()
-    assert [event.wall_time for event in stored.Scalars("train/loss")] == [1e9 + 60 * step for step in range(4, 9)]
-    assert [event.wall_time for event in stored.Scalars("eval/low")] == [1e9 + 60 * step for step in (0, 3, 6, 8)]
+    assert [event.wall_time for event in stored.Scalars("train/loss")] == [
+        1e9 + 60 * step for step in range(4, 9)
+    ]
+    assert [event.wall_time for event in stored.Scalars("eval/low")] == [
+        1e9 + 60 * step for step in (0, 3, 6, 8)
+    ]
 
 
 @needs_tensorboard
@@ -181,7 +203,9 @@ def test_what_a_killed_tracker_wrote_but_did_not_note_is_not_shown_twice(config:
     noted = learner.directory / "tracker" / "tensorboard.json"
     noted.write_text(json.dumps({**json.loads(noted.read_text()), "step": 3}))
     follow(learner)
-    assert [step for step, _ in scalars(learner.directory / "tracker" / "tensorboard")["train/loss"]] == [1, 2, 3, 4]
+    assert [
+        step for step, _ in scalars(learner.directory / "tracker" / "tensorboard")["train/loss"]
+    ] == [1, 2, 3, 4]
 
 
 @needs_tensorboard
@@ -192,7 +216,9 @@ def test_a_line_that_comes_after_its_checkpoint_is_tracked_when_it_comes(config:
     follow(learner)
     learner.step(2, reward=1.0)
     follow(learner)
-    assert [step for step, _ in scalars(learner.directory / "tracker" / "tensorboard")["train/loss"]] == [1, 2]
+    assert [
+        step for step, _ in scalars(learner.directory / "tracker" / "tensorboard")["train/loss"]
+    ] == [1, 2]
 
 
 def wandb_rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -206,7 +232,10 @@ def wandb_rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             record.ParseFromString(stored)
             run = record.run.run_id or run
             if record.history.item:
-                items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                items = {
+                    item.key or item.nested_key[0]: json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 yield run, items
 
 
@@ -228,13 +257,23 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
 
 @pytest.mark.slow
 @needs_wandb
-def test_wandb_offline_holds_one_run_with_every_step_once(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_holds_one_run_with_every_step_once(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     learner = Learner(config)
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "track", str(learner.directory), "--tracker.kind=wandb"]
+    command = [
+        sys.executable,
+        "-m",
+        "horizonrl.ops.cli.main",
+        "track",
+        str(learner.directory),
+        "--tracker.kind=wandb",
+    ]
     monkeypatch.setattr(
-        f"{__name__}.follow", lambda *_: subprocess.run(command, check=True, capture_output=True, timeout=120)
+        f"{__name__}.follow",
+        lambda *_: subprocess.run(command, check=True, capture_output=True, timeout=120),
     )
     play(learner)
     rows = list(wandb_rows(learner.directory / "tracker" / "wandb"))
@@ -248,7 +287,9 @@ def test_wandb_offline_holds_one_run_with_every_step_once(config: RunConfig, mon
     assert steps["train/reward_mean"] == list(range(1, 9))
     assert rewards == {step: 0.5 if step <= 4 else 1.0 for step in range(1, 9)}
     assert steps["eval/success_rate"] == [0, 3, 8]
-    assert [row["_step"] for _, row in rows] == list(range(11)), "wandb refuses a step that does not grow"
+    assert [row["_step"] for _, row in rows] == list(range(11)), (
+        "wandb refuses a step that does not grow"
+    )
     assert {row["_timestamp"] - 60 * row["step"] for _, row in rows} == {1e9}
 
 
@@ -257,7 +298,10 @@ def test_wandb_offline_holds_one_run_with_every_step_once(config: RunConfig, mon
 def test_trackio_holds_one_run_with_every_step_once(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio"), "TRACKIO_SPACE_ID": "nobody/nowhere"}
+    environment = os.environ | {
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "TRACKIO_SPACE_ID": "nobody/nowhere",
+    }
     learner = Learner(config)
     command = [
         sys.executable,
@@ -269,17 +313,23 @@ def test_trackio_holds_one_run_with_every_step_once(
     ]
     monkeypatch.setattr(
         f"{__name__}.follow",
-        lambda *_: subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment),
+        lambda *_: subprocess.run(
+            command, check=True, capture_output=True, timeout=120, env=environment
+        ),
     )
     play(learner)
     database = sqlite3.connect(tmp_path / "trackio" / "horizonrl.db")
     rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
     database.close()
     assert len({run for run, _, _ in rows}) == 1
-    assert [step for _, step, shown in rows if "train/loss" in json.loads(shown)] == list(range(1, 9))
+    assert [step for _, step, shown in rows if "train/loss" in json.loads(shown)] == list(
+        range(1, 9)
+    )
 
 
-def test_a_tracker_that_is_not_installed_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_is_named_with_its_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"pip install 'horizonrl\[wandb\]'"):
         trackers.require("wandb")
@@ -300,7 +350,9 @@ def test_nothing_is_tracked_unless_it_is_asked_for(tmp_path: Path) -> None:
 
 
 @needs_tensorboard
-def test_the_learner_has_its_tracker_beside_it_and_the_last_step_is_tracked_when_it_ends(config: RunConfig) -> None:
+def test_the_learner_has_its_tracker_beside_it_and_the_last_step_is_tracked_when_it_ends(
+    config: RunConfig,
+) -> None:
     learner, metrics = Learner(config), Metrics("learner")
 
     async def learn() -> None:
@@ -315,7 +367,9 @@ def test_the_learner_has_its_tracker_beside_it_and_the_last_step_is_tracked_when
 
     asyncio.run(learn())
     assert metrics.value("tracker_failures_total") == 0
-    assert [step for step, _ in scalars(learner.directory / "tracker" / "tensorboard")["train/loss"]] == [*range(1, 9)]
+    assert [
+        step for step, _ in scalars(learner.directory / "tracker" / "tensorboard")["train/loss"]
+    ] == [*range(1, 9)]
 
 
 @pytest.mark.parametrize("how", ["broken", "killed", "stuck"])
@@ -339,7 +393,11 @@ def test_a_tracker_that_fails_is_counted_once_and_changes_nothing_for_the_learne
 
     async def learn() -> str:
         async with tracked(config, metrics), asyncio.timeout(20):
-            while not (log_file.stat().st_size if how == "stuck" else metrics.value("tracker_failures_total")):
+            while not (
+                log_file.stat().st_size
+                if how == "stuck"
+                else metrics.value("tracker_failures_total")
+            ):
                 await asyncio.sleep(0.02)
             return "learned"
 
@@ -361,7 +419,9 @@ def test_an_error_of_the_learner_is_not_changed_by_the_tracker_beside_it(config:
     assert str(raised.value.exceptions[0]) == "the learner's own"
 
 
-def test_a_run_is_tracked_by_one_process_at_a_time(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_tracked_by_one_process_at_a_time(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     learner = Learner(config)
     with _only_tracker(learner.directory / "tracker", wait=False):
         assert main(["track", str(learner.directory)]) == 1
@@ -372,7 +432,14 @@ def test_a_run_is_tracked_by_one_process_at_a_time(config: RunConfig, capsys: py
 def test_a_tracker_that_is_told_to_end_takes_what_there_is_and_ends_well(config: RunConfig) -> None:
     learner = Learner(config)
     process = subprocess.Popen(
-        [sys.executable, "-m", "horizonrl.ops.cli.main", "track", str(learner.directory), "--follow"],
+        [
+            sys.executable,
+            "-m",
+            "horizonrl.ops.cli.main",
+            "track",
+            str(learner.directory),
+            "--follow",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

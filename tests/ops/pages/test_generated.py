@@ -48,7 +48,9 @@ def test_a_studys_conclusion_holds_no_measured_number() -> None:
 
 def test_the_page_of_the_configuration_has_every_key() -> None:
     section, named = "", set[str]()
-    for heading, key in re.findall(r"^## `\[+([\w.]+)\]+`$|^\|`(\w+)`", config_page.page(), re.MULTILINE):
+    for heading, key in re.findall(
+        r"^## `\[+([\w.]+)\]+`$|^\|`(\w+)`", config_page.page(), re.MULTILINE
+    ):
         section = heading or section
         named.add(f"{section}.{key}" if key else section)
     assert named == set(keys_of(RunConfig))
@@ -80,7 +82,9 @@ def expressions() -> list[str]:
 
 def test_every_metric_of_a_run_is_on_a_dashboard() -> None:
     shown = set().union(*map(metric_names, expressions()))
-    assert shown == {metric.name for metric in METRICS} - {metric.name for metric in TABLE["server"]}
+    assert shown == {metric.name for metric in METRICS} - {
+        metric.name for metric in TABLE["server"]
+    }
 
 
 def test_a_dashboard_reads_only_what_is_declared_or_recorded() -> None:
@@ -93,7 +97,9 @@ def test_a_dashboard_reads_only_what_is_declared_or_recorded() -> None:
     for expression in expressions():
         assert metric_names(expression) <= set(DECLARED)
         assert set(re.findall(r"\b\w+:horizonrl_\w+:\w+", expression)) <= recorded
-        assert '{run="$run"}' in expression or 'run="$run"}' in expression, "a dashboard shows one run"
+        assert '{run="$run"}' in expression or 'run="$run"}' in expression, (
+            "a dashboard shows one run"
+        )
 
 
 def test_a_metric_that_is_not_declared_makes_no_panel() -> None:
@@ -102,7 +108,9 @@ def test_a_metric_that_is_not_declared_makes_no_panel() -> None:
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_panels_stand_beside_and_below_each_other_and_say_what_they_show(dashboard: Dashboard) -> None:
+def test_panels_stand_beside_and_below_each_other_and_say_what_they_show(
+    dashboard: Dashboard,
+) -> None:
     panels = json.loads((DIRECTORY / f"{dashboard.name}.json").read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [

@@ -16,13 +16,17 @@ from horizonrl.ops.plan.shapes import ModelShape
 from tests.ops.plan.live_bytes import LiveBytes
 
 
-def peak_bytes(shape: ModelShape, head_width: int, tokens: int, checkpoint: bool, patch: pytest.MonkeyPatch) -> int:
+def peak_bytes(
+    shape: ModelShape, head_width: int, tokens: int, checkpoint: bool, patch: pytest.MonkeyPatch
+) -> int:
     """Return the most bytes of both passes over one episode, parameters aside; half of its tokens are trained.
 
     Each gradient is freed once it is whole, as stage 1 does.
     """
     patch.setattr(attention, "_attend_on_cpu", _flash)
-    patch.setattr(TokenScorer, "_probe", lambda self: True)  # it looks at numbers, which fake tensors have not
+    patch.setattr(
+        TokenScorer, "_probe", lambda self: True
+    )  # it looks at numbers, which fake tensors have not
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True):
         scorer = _scorer(shape, head_width, checkpoint)

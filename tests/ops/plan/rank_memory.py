@@ -69,7 +69,10 @@ def main(model_dirs: Sequence[str]) -> dict[str, Any]:
             live.phase = phase
 
     dist.reduce_scatter_tensor = scatter_apart
-    return {model: {stage: count(live, Path(model), stage) for stage in range(4)} for model in model_dirs}
+    return {
+        model: {stage: count(live, Path(model), stage) for stage in range(4)}
+        for model in model_dirs
+    }
 
 
 def count(live: Any, model_dir: Path, stage: int) -> dict[str, Any]:
@@ -79,13 +82,19 @@ def count(live: Any, model_dir: Path, stage: int) -> dict[str, Any]:
     from tests.ops.plan.live_bytes import live_tensors
 
     before = {tensor.untyped_storage()._cdata for tensor in live_tensors()}
-    settings = {"zero_stage": stage, "deepspeed": {"zero_optimization": ZERO}, "collective_timeout_s": 60}
+    settings = {
+        "zero_stage": stage,
+        "deepspeed": {"zero_optimization": ZERO},
+        "collective_timeout_s": 60,
+    }
     engine: Any = make_engine(EngineSettings(model_dir, micro_batch_tokens=TOKENS, **settings))
     engine.train_step(batch(engine.ranks), 1e-4)
     held = [tensor for tensor in live_tensors() if tensor.untyped_storage()._cdata not in before]
     live.begin(held)
     types: Counter[str] = Counter()
-    for storage, dtype in {t.untyped_storage()._cdata: (t.untyped_storage(), t.dtype) for t in held}.values():
+    for storage, dtype in {
+        t.untyped_storage()._cdata: (t.untyped_storage(), t.dtype) for t in held
+    }.values():
         types[str(dtype)] += storage.nbytes()
     del held
     with live:
@@ -102,7 +111,9 @@ def batch(ranks: int) -> Any:
     from tests.learner.traces import make_trace
 
     rng = np.random.default_rng(0)
-    return Batch(tuple(make_trace(rng, TOKENS, version=1, group=index // 2) for index in range(6 * ranks)), 1)
+    return Batch(
+        tuple(make_trace(rng, TOKENS, version=1, group=index // 2) for index in range(6 * ranks)), 1
+    )
 
 
 if __name__ == "__main__":

@@ -22,11 +22,15 @@ from tests.records import make_ticket
 SMALL_SHARE = "--actor.gpu_memory_share=0.45"
 
 
-def planned(learner: str = "8xH100", actors: str | None = "32xH100", size: str = "7B", *overrides: str) -> RunPlan:
+def planned(
+    learner: str = "8xH100", actors: str | None = "32xH100", size: str = "7B", *overrides: str
+) -> RunPlan:
     """Plan the recipe; without `actors` they share the learner's GPUs."""
     config = RunConfig.load([find_recipe(Path("agentgym-rl/textcraft"))], overrides)
     sampling = Fleet.parse(actors, "--actors") if actors else None
-    return plan_run(config, SIZES[size], Fleet.parse(learner, "--learner"), sampling, Workload.of(config))
+    return plan_run(
+        config, SIZES[size], Fleet.parse(learner, "--learner"), sampling, Workload.of(config)
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,10 +53,23 @@ def test_a_size_has_the_parameters_of_its_model(size: str, parameters: int) -> N
 
 
 def test_a_directory_and_a_name_give_the_same_shape(tmp_path: Path) -> None:
-    text = {"num_attention_heads": 28, "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18_944}
-    text |= {"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False, "model_type": "qwen2"}
+    text = {
+        "num_attention_heads": 28,
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "intermediate_size": 18_944,
+    }
+    text |= {
+        "num_key_value_heads": 4,
+        "vocab_size": 152_064,
+        "tie_word_embeddings": False,
+        "model_type": "qwen2",
+    }
     (tmp_path / "config.json").write_text(json.dumps(text))
-    assert shape_of_directory(tmp_path).parameters == shape_of_name("Qwen/Qwen2.5-7B-Instruct").parameters
+    assert (
+        shape_of_directory(tmp_path).parameters
+        == shape_of_name("Qwen/Qwen2.5-7B-Instruct").parameters
+    )
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="does not say the model's shape"):
         shape_of_directory(tmp_path)
@@ -71,7 +88,9 @@ def test_more_ranks_and_a_higher_stage_need_less_memory_each() -> None:
     totals = []
     for stage in (0, 1, 2, 3):
         config = RunConfig.load([], [f"--learner.zero_stage={stage}", "--learner.ranks=8"])
-        totals.append(learner_memory(config, SIZES["32B"], Fleet.parse("8xH100", "--learner")).total)
+        totals.append(
+            learner_memory(config, SIZES["32B"], Fleet.parse("8xH100", "--learner")).total
+        )
     assert totals == sorted(totals, reverse=True)
     few, many = planned("8xH100"), planned("16xH100")
     assert many.learner.optimizer * 2 == few.learner.optimizer
@@ -80,7 +99,9 @@ def test_more_ranks_and_a_higher_stage_need_less_memory_each() -> None:
 
 def test_a_reference_is_split_over_the_ranks_at_stage_3_and_costs_traffic() -> None:
     def reference(stage: int, kl: float) -> RunPlan:
-        return planned("8xH100", "8xH100", "7B", f"--learner.zero_stage={stage}", f"--reference.kl={kl}")
+        return planned(
+            "8xH100", "8xH100", "7B", f"--learner.zero_stage={stage}", f"--reference.kl={kl}"
+        )
 
     assert reference(2, 0.1).learner.reference == 8 * reference(3, 0.1).learner.reference > 0
     assert reference(3, 0.1).step_s > reference(3, 0.0).step_s
@@ -109,7 +130,12 @@ def test_advice_leaves_out_what_the_recipe_has() -> None:
 
 def test_actors_on_the_learners_gpus_divide_memory_and_time_with_it() -> None:
     apart, shared = planned("8xH100", "8xH100"), planned("8xH100", None)
-    assert shared.gpu_bytes == shared.learner.total + shared.engine.total > apart.gpu_bytes == apart.learner.total
+    assert (
+        shared.gpu_bytes
+        == shared.learner.total + shared.engine.total
+        > apart.gpu_bytes
+        == apart.learner.total
+    )
     seconds = [1 / plan.capacities[part] for plan, part in ((apart, "learner"), (apart, "actors"))]
     assert 1 / shared.capacities["learner and actors"] == pytest.approx(sum(seconds))
     assert shared.groups < min(apart.capacities["learner"], apart.capacities["actors"])
@@ -129,19 +155,29 @@ def test_idle_gpus_are_said() -> None:
 def test_a_gpu_of_ones_own_gives_the_engine_more_than_a_shared_one() -> None:
     config = RunConfig.load([], ["--learner.ranks=8"])
     learner, load = Fleet.parse("8xH100", "--learner"), Workload.of(config)
-    shares = [plan_run(config, SIZES["7B"], learner, actors, load).engine.share for actors in (learner, None)]
+    shares = [
+        plan_run(config, SIZES["7B"], learner, actors, load).engine.share
+        for actors in (learner, None)
+    ]
     assert shares == [0.9, 0.45]
-    assert any("GPUs of their own" in hint for hint in planned("8xH100", "8xH100", "7B", SMALL_SHARE).hints)
-    assert not any("GPUs of their own" in hint for hint in planned("8xH100", None, "7B", SMALL_SHARE).hints)
+    assert any(
+        "GPUs of their own" in hint for hint in planned("8xH100", "8xH100", "7B", SMALL_SHARE).hints
+    )
+    assert not any(
+        "GPUs of their own" in hint for hint in planned("8xH100", None, "7B", SMALL_SHARE).hints
+    )
 
 
 def test_versions_and_checkpoints_take_time_from_both() -> None:
-    rare, often = (planned("8xH100", "8xH100", "7B", f"--learner.checkpoint_every={n}") for n in (100, 1))
+    rare, often = (
+        planned("8xH100", "8xH100", "7B", f"--learner.checkpoint_every={n}") for n in (100, 1)
+    )
     assert 256 / often.capacities["learner"] > 256 / rare.capacities["learner"]
     each = 32 / rare.capacities["learner"] - rare.step_s
     assert each == pytest.approx(rare.version.copy_s + rare.version.checkpoint_s / 100)
     once, thrice = (
-        planned("8xH100", "8xH100", "7B", f"--rl.publish_every={n}", "--rl.max_staleness=3") for n in (1, 3)
+        planned("8xH100", "8xH100", "7B", f"--rl.publish_every={n}", "--rl.max_staleness=3")
+        for n in (1, 3)
     )
     saved = 32 / once.capacities["actors"] - 32 / thrice.capacities["actors"]
     assert saved == pytest.approx(once.version.pause_s * 2 / 3)
@@ -152,7 +188,8 @@ def test_a_broker_whose_default_store_is_too_small_is_said() -> None:
     store = values["config"]["jetstream"]["fileStore"]["maxSize"]
     assert store == f"{int(BROKER_STORE.value) >> 30}Gi"
     said = [
-        any("fileStore" in hint for hint in planned("8xH100", "8xH100", size).hints) for size in ("1.5B", "3B", "7B")
+        any("fileStore" in hint for hint in planned("8xH100", "8xH100", size).hints)
+        for size in ("1.5B", "3B", "7B")
     ]
     assert said == [False, False, True]
 
@@ -199,11 +236,19 @@ def test_a_groups_bytes_are_those_of_the_wire() -> None:
         observation=text,
     )
     episodes = tuple(
-        Episode(index=index, prompt_ids=(1,), turns=(turn,) * 10, stop=StopReason.TERMINATED, success=True)
+        Episode(
+            index=index,
+            prompt_ids=(1,),
+            turns=(turn,) * 10,
+            stop=StopReason.TERMINATED,
+            success=True,
+        )
         for index in range(8)
     )
     group = Group(
-        ticket=make_ticket(group_size=8, horizon_turns=10), episodes=episodes, provenance=Provenance(actor="test")
+        ticket=make_ticket(group_size=8, horizon_turns=10),
+        episodes=episodes,
+        provenance=Provenance(actor="test"),
     )
     assert group_bytes(8, Workload(1280, 640)) == pytest.approx(len(encode(group)), rel=0.05)
 
@@ -216,18 +261,35 @@ def test_every_recipe_that_is_a_run_of_its_own_can_be_planned(name: str) -> None
     assert plan.groups > 0
 
 
-def test_the_command_prints_the_plan_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_plan_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "plan.json"
-    words = ["plan", "agentgym-rl/textcraft", "--learner", "8xH100", "--actors", "32xH100", "--model-size", "7b"]
+    words = [
+        "plan",
+        "agentgym-rl/textcraft",
+        "--learner",
+        "8xH100",
+        "--actors",
+        "32xH100",
+        "--model-size",
+        "7b",
+    ]
     assert main([*words, "--json", str(file)]) == 0
     assert "First bottleneck: learner." in capsys.readouterr().out
     written = json.loads(file.read_text())
     assert written["bottleneck"] == "learner"
     assert set(written["constants"]) == set(table())
-    assert {constant["kind"] for constant in written["constants"].values()} >= {"measured", "assumption", "code"}
+    assert {constant["kind"] for constant in written["constants"].values()} >= {
+        "measured",
+        "assumption",
+        "code",
+    }
 
 
-def test_actors_are_on_the_learners_gpus_unless_they_have_some(capsys: pytest.CaptureFixture[str]) -> None:
+def test_actors_are_on_the_learners_gpus_unless_they_have_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     printed = []
     for words in ([], ["--actors", "shared"], ["--actors", "8xH100"]):
         assert main(["plan", "agentgym-rl/textcraft", "--learner", "8xH100", *words]) == 0
@@ -236,7 +298,9 @@ def test_actors_are_on_the_learners_gpus_unless_they_have_some(capsys: pytest.Ca
     assert ["learner and actors" in text for text in printed] == [True, True, False]
 
 
-def test_a_run_that_makes_no_step_says_never_and_not_in_how_many_hours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_makes_no_step_says_never_and_not_in_how_many_hours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["plan", "laptop", "--model-size", "70B", "--actors", "1xL4"]) == 1
     (step,) = [line for line in capsys.readouterr().out.splitlines() if "│ step " in line]
     assert "never" in step and "no room" in step and "h for" not in step
@@ -250,10 +314,15 @@ def test_a_run_that_makes_no_step_says_never_and_not_in_how_many_hours(capsys: p
         (["--actors", "0xH100"], "a number from 1"),
         (["--model-size", "9B"], "not in the table"),
         (["--episode-tokens", "1000000"], "--episode-tokens is 1e+06"),
-        (["--episode-tokens", "100", "--generated-tokens", "200"], "--generated-tokens is 200 of 100"),
+        (
+            ["--episode-tokens", "100", "--generated-tokens", "200"],
+            "--generated-tokens is 200 of 100",
+        ),
     ],
 )
-def test_a_wrong_word_gets_an_answer(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_word_gets_an_answer(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "laptop", "--model-size", "7B", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -263,5 +332,7 @@ def test_the_example_of_the_page_is_the_plan() -> None:
     memory = plan.learner
     states = (memory.weights, memory.gradients, memory.optimizer, memory.reference)
     moving = (memory.activations, memory.backward, memory.buffers + memory.framework)
-    row = " | ".join(f"{size / 1e9:.1f}" for size in (*states, *moving, memory.total, plan.gpu_bytes))
+    row = " | ".join(
+        f"{size / 1e9:.1f}" for size in (*states, *moving, memory.total, plan.gpu_bytes)
+    )
     assert f"| {row} |" in Path("docs/scaling.md").read_text()

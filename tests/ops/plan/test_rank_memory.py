@@ -20,7 +20,10 @@ WITHIN = 0.1
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A model whose embeddings are half of it, and a deep one whose embedding is tied and small."""
     directories = []
-    for name, vocabulary, wide, layers, tied in (("wide", 2048, 256, 4, False), ("deep", 512, 512, 6, True)):
+    for name, vocabulary, wide, layers, tied in (
+        ("wide", 2048, 256, 4, False),
+        ("deep", 512, 512, 6, True),
+    ):
         config = Qwen2Config(
             vocab_size=vocabulary,
             hidden_size=128,
@@ -40,7 +43,9 @@ def planned(directory: Path, stage: int, ranks: int) -> LearnerMemory:
     config = RunConfig.load([], [f"--learner.zero_stage={stage}", f"--learner.ranks={ranks}"])
     sizes = {"micro_batch_tokens": TOKENS, "deepspeed": {"zero_optimization": ZERO}}
     config = config.model_copy(update={"learner": config.learner.model_copy(update=sizes)})
-    return learner_memory(config, shape_of_directory(directory), Fleet.parse(f"{ranks}xCPU", "--learner"))
+    return learner_memory(
+        config, shape_of_directory(directory), Fleet.parse(f"{ranks}xCPU", "--learner")
+    )
 
 
 @pytest.mark.process

@@ -25,7 +25,11 @@ def made(root: Path, step: int, *overrides: str, **facts: Any) -> ModelCard:
 def test_a_card_has_the_exported_versions_results_with_their_intervals(tmp_path: Path) -> None:
     card = made(tmp_path, step=6)
     (result,) = card.data.eval_results
-    assert (result.dataset_name, result.metric_type, result.metric_value) == ("textcraft", "success_rate", 30 / 64)
+    assert (result.dataset_name, result.metric_type, result.metric_value) == (
+        "textcraft",
+        "success_rate",
+        30 / 64,
+    )
     assert result.metric_name == "success, 95 %: 0.352 to 0.589"
     assert "| **6** | textcraft | 47 % (35.2 to 58.9) | 64 |" in card.text
     assert "| 3 | textcraft |" in card.text
@@ -33,7 +37,10 @@ def test_a_card_has_the_exported_versions_results_with_their_intervals(tmp_path:
 
 def test_imitation_is_not_called_rl_and_what_each_added_is_told(tmp_path: Path) -> None:
     card = made(tmp_path, 6, "--imitation.steps=3", "--rl.steps=3")
-    assert "`model` after 3 optimizer steps of imitation and 3 optimizer steps of reinforcement learning" in card.text
+    assert (
+        "`model` after 3 optimizer steps of imitation and 3 optimizer steps of reinforcement learning"
+        in card.text
+    )
     gain = "Success on held-out tasks: 16 % before training, 31 % after imitation"
     assert f"{gain}, 47 % after RL." in card.text
     half = made(tmp_path / "half", 3, "--imitation.steps=3", "--rl.steps=3")
@@ -52,9 +59,14 @@ def test_the_facts_are_words_and_rounded_numbers(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("overrides", [(), ("--rollout.system_prompt=Say ``` é", "--eval.temperature=0")])
+@pytest.mark.parametrize(
+    "overrides", [(), ("--rollout.system_prompt=Say ``` é", "--eval.temperature=0")]
+)
 def test_the_example_of_a_card_runs(
-    tmp_path: Path, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    overrides: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The prompt is what the run kept of an episode: its texts have quotes, markup and other alphabets."""
     config = run_config(tmp_path, "--rollout.max_turn_tokens=4", *overrides)
@@ -113,7 +125,9 @@ def test_the_recipe_of_a_card_makes_the_same_config(kinds: list[str], tmp_path: 
 
 
 def test_nothing_of_the_machine_or_the_broker_is_in_a_card(tmp_path: Path) -> None:
-    options = json.dumps([{"id": "transcripts", "options": {"path": str(tmp_path / "private" / "talks.jsonl")}}])
+    options = json.dumps(
+        [{"id": "transcripts", "options": {"path": str(tmp_path / "private" / "talks.jsonl")}}]
+    )
     card = made(tmp_path, 6, "--broker.url=nats://inner.example:4222", f"--envs={options}")
     assert str(tmp_path) not in card.content
     assert "inner.example" not in card.content
@@ -122,7 +136,12 @@ def test_nothing_of_the_machine_or_the_broker_is_in_a_card(tmp_path: Path) -> No
 
 def test_no_path_or_address_is_left_in_what_is_published_at_any_depth(tmp_path: Path) -> None:
     options = {
-        "command": ["python", "/home/alice/secret/server.py", "--data=/home/alice/secret/data.json", "~/secret/x.py"],
+        "command": [
+            "python",
+            "/home/alice/secret/server.py",
+            "--data=/home/alice/secret/data.json",
+            "~/secret/x.py",
+        ],
         "environment": {"SHELL": "cd '/home/alice/secret/x' && ls"},
         "url": "https://alice:key@inner.example:8000/maze?key=secret",
         "prompt": "true/false, a / b",
@@ -139,7 +158,9 @@ def test_no_path_or_address_is_left_in_what_is_published_at_any_depth(tmp_path: 
     )
     made = recipe(config)
     assert not [
-        word for word in ("alice", "secret", "inner.example", "1234", "gateway_host", "node_rank") if word in made
+        word
+        for word in ("alice", "secret", "inner.example", "1234", "gateway_host", "node_rank")
+        if word in made
     ]
     shown = public_config(config)
     (env,) = shown["envs"]

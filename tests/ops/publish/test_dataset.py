@@ -28,25 +28,44 @@ def run_dir(tmp_path: Path) -> Path:
     return write_run(run_config(tmp_path))
 
 
-def test_every_episode_is_a_row_of_the_schema_with_its_tokens_and_its_end(run_dir: Path, tmp_path: Path) -> None:
+def test_every_episode_is_a_row_of_the_schema_with_its_tokens_and_its_end(
+    run_dir: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert main(["dataset", str(run_dir), str(out)]) == 0
     rows = [EpisodeRow.model_validate(row) for row in read(out)]
-    kept = [json.loads(line) for file in sorted((run_dir / "episodes").iterdir()) for line in lines(file)]
+    kept = [
+        json.loads(line)
+        for file in sorted((run_dir / "episodes").iterdir())
+        for line in lines(file)
+    ]
     assert len(rows) == len(kept) == 6 * 6 * 4
     for row, record in zip(rows, kept, strict=True):
-        assert (row.ticket, row.episode, row.episode_return) == (record["ticket"], record["episode"], record["return"])
+        assert (row.ticket, row.episode, row.episode_return) == (
+            record["ticket"],
+            record["episode"],
+            record["return"],
+        )
         assert [turn.token_ids for turn in row.turns] == [turn["ids"] for turn in record["turns"]]
-        assert [turn.logprobs for turn in row.turns] == [turn["logprobs"] for turn in record["turns"]]
+        assert [turn.logprobs for turn in row.turns] == [
+            turn["logprobs"] for turn in record["turns"]
+        ]
         assert [turn.versions for turn in row.turns] == [turn["spans"] for turn in record["turns"]]
-        assert [turn.observation for turn in row.turns] == [turn["observation"] for turn in record["turns"]]
-    assert {row.end for row in rows if row.step == 2} == {"trained into version 2", "dropped: zero_variance"}
+        assert [turn.observation for turn in row.turns] == [
+            turn["observation"] for turn in record["turns"]
+        ]
+    assert {row.end for row in rows if row.step == 2} == {
+        "trained into version 2",
+        "dropped: zero_variance",
+    }
     assert {row.kind for row in rows} == {"train"}
     schema = json.loads((out / "schema.json").read_text())
     assert schema["properties"].keys() == read(out)[0].keys()
 
 
-def test_the_card_says_what_is_in_it_and_nothing_of_this_machine(run_dir: Path, tmp_path: Path) -> None:
+def test_the_card_says_what_is_in_it_and_nothing_of_this_machine(
+    run_dir: Path, tmp_path: Path
+) -> None:
     write_dataset(run_dir, tmp_path / "out")
     card = DatasetCard.load(tmp_path / "out" / "README.md")
     assert card.data.configs == [{"config_name": "default", "data_files": "data/*.jsonl"}]
@@ -112,7 +131,11 @@ def test_an_interrupted_dataset_is_made_anew_and_a_complete_one_is_never_written
     (tmp_path / "out" / "data" / "episodes-00007.jsonl").write_text("{")
     assert main(["dataset", str(run_dir), str(tmp_path / "out")]) == 0
     assert len(read(tmp_path / "out")) == 144
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "data", "schema.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "README.md",
+        "data",
+        "schema.json",
+    }
     assert main(["dataset", str(run_dir), str(tmp_path / "out")]) == 2
     assert "is not empty" in capsys.readouterr().err
 

@@ -46,14 +46,27 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
                 self.answer(200, {"errors": [], "warnings": []})
             elif "/preupload/" in self.path:
                 asked = json.loads(body)["files"]
-                shown = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in asked]
+                shown = [
+                    {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    for each in asked
+                ]
                 self.answer(200, {"files": shown})
             elif "/commit/" in self.path:
                 for line in map(json.loads, body.splitlines()):
                     if line["key"] == "file":
-                        hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                        hub.files[line["value"]["path"]] = base64.b64decode(
+                            line["value"]["content"]
+                        )
                 address = f"{hub.url}/someone/thing/commit/0123456789"
-                self.answer(200, {"success": True, "commitOid": "0123456789", "commitUrl": address, "hookOutput": ""})
+                self.answer(
+                    200,
+                    {
+                        "success": True,
+                        "commitOid": "0123456789",
+                        "commitUrl": address,
+                        "hookOutput": "",
+                    },
+                )
             else:
                 self.answer(404, {"error": f"not in this hub: {self.path}"})
 
@@ -90,13 +103,17 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server.server_close()
 
 
-def test_a_dataset_is_pushed_whole_and_private(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_is_pushed_whole_and_private(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir, out = write_run(run_config(tmp_path)), tmp_path / "out"
     assert main(["dataset", str(run_dir), str(out), "--push", "someone/thing"]) == 0
     (made,) = hub.repositories
     assert made["type"] == "dataset" and TOKEN not in json.dumps(made)
     assert made.get("visibility") == "private" or made.get("private") is True
-    assert hub.files == {str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    assert hub.files == {
+        str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*") if file.is_file()
+    }
     shown = capsys.readouterr()
     assert f"pushed to {hub.url}/someone/thing/commit/0123456789" in shown.out
     assert TOKEN not in shown.out + shown.err
@@ -113,10 +130,14 @@ def test_public_is_what_was_asked_for(hub: Hub, tmp_path: Path) -> None:
     assert hub.files == {"README.md": b"a card", "tokenizer.json": b"{}"}
 
 
-def test_a_refused_token_is_told_and_not_repeated(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token_is_told_and_not_repeated(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_thewrongone")
     (tmp_path / "README.md").write_text("a card")
-    with pytest.raises(RunFailed, match="is complete but was not pushed to someone/thing") as raised:
+    with pytest.raises(
+        RunFailed, match="is complete but was not pushed to someone/thing"
+    ) as raised:
         push(tmp_path, "someone/thing", "model")
     assert "401" in str(raised.value) and "hf_thewrongone" not in str(raised.value)
     assert raised.value.__cause__ is None

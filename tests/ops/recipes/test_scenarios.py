@@ -22,7 +22,9 @@ ALONE = {name: config for name, config in RECIPES.items() if name != "mix"}
 TASKS = 40
 
 
-def test_the_mix_has_the_five_scenarios_as_they_are_alone_each_with_its_weight_and_horizons() -> None:
+def test_the_mix_has_the_five_scenarios_as_they_are_alone_each_with_its_weight_and_horizons() -> (
+    None
+):
     mix = RECIPES["mix"]
     assert sorted(ALONE) == ["embodied", "games", "science", "search", "web"]
     of_mix = {env.id: env for env in mix.envs}
@@ -39,7 +41,10 @@ def test_the_mix_has_the_five_scenarios_as_they_are_alone_each_with_its_weight_a
 def test_a_recipe_selects_tasks_to_train_on_and_holds_some_out(name: str) -> None:
     for env in RECIPES[name].envs:
         for split in ("train", "test"):
-            found = {spec.category for spec in registry.select(env.id, split, env.categories, env.options)}
+            found = {
+                spec.category
+                for spec in registry.select(env.id, split, env.categories, env.options)
+            }
             assert found >= set(env.categories)
 
 
@@ -51,7 +56,9 @@ def test_first_observations_fit_and_so_do_nine_demonstrations_in_ten(name: str) 
     chat = ChatTemplate.load(resolve_model(config.model.name))
     episodes = asyncio.run(demonstrations(config, config.envs[0], chat))
     errors = Counter(episode.error for episode in episodes if episode.error)
-    assert not [error for error in errors if "first prompt" in error or "turn of the demonstration" in error]
+    assert not [
+        error for error in errors if "first prompt" in error or "turn of the demonstration" in error
+    ]
     assert sum(episode.success for episode in episodes) >= 0.9 * len(episodes), errors
 
 

@@ -12,7 +12,9 @@ from horizonrl.ops.evaluation.report import blocks_of, write_report
 ENVS = ("parity", "textcraft")
 
 
-def write_evaluation(directory: Path, solved: Sequence[bool], *, broken: int = 0, complete: bool = True) -> Path:
+def write_evaluation(
+    directory: Path, solved: Sequence[bool], *, broken: int = 0, complete: bool = True
+) -> Path:
     """Write an evaluation of two environments, whose tasks end as `solved` says, again and again."""
     directory.mkdir(parents=True)
     plan = make_plan(RunConfig.load([], []), Choice(env_ids=ENVS, tasks=8), own_envs=False)
@@ -23,7 +25,12 @@ def write_evaluation(directory: Path, solved: Sequence[bool], *, broken: int = 0
     with EvaluationJournal.open(directory, settings) as journal:
         for number, play in enumerate(plan.plays):
             success, breaks = solved[number % len(solved)], number < broken
-            turn = TurnRecord(text="Thought: hm.\nAction: go", observation="Done.", reward=float(success), tokens=7)
+            turn = TurnRecord(
+                text="Thought: hm.\nAction: go",
+                observation="Done.",
+                reward=float(success),
+                tokens=7,
+            )
             journal.add(
                 Line(
                     env=play.env.id,

@@ -39,7 +39,9 @@ END = "<|im_end|>"
 def write_tokenizer(model_dir: Path) -> Tokenizer:
     """Write a tokenizer of single bytes, so that every letter beyond ASCII is several tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
@@ -64,8 +66,18 @@ def run_config(root: Path, *overrides: str) -> RunConfig:
     return RunConfig.load(
         [],
         [
-            *(f"--run.root={root}", "--run.name=small", f"--model.name={root / 'model'}", f"--envs={envs}"),
-            *("--rl.steps=6", "--eval.every=3", "--horizon.kind=staged", "--horizon.horizons=[4,8]"),
+            *(
+                f"--run.root={root}",
+                "--run.name=small",
+                f"--model.name={root / 'model'}",
+                f"--envs={envs}",
+            ),
+            *(
+                "--rl.steps=6",
+                "--eval.every=3",
+                "--horizon.kind=staged",
+                "--horizon.horizons=[4,8]",
+            ),
             *("--horizon.steps_per_stage=3", "--imitation.steps=0", *overrides),
         ],
     )
@@ -85,7 +97,10 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
     for step in range(1, scale.steps + 1):
         phase, _ = config.phase(step - 1)
         make = make_group if phase is Phase.RL else make_demonstration
-        groups = [make(tokenizer, chance, scale, step, step * scale.groups + number) for number in range(scale.groups)]
+        groups = [
+            make(tokenizer, chance, scale, step, step * scale.groups + number)
+            for number in range(scale.groups)
+        ]
         dropped = [Drop(1, groups[0].ticket.ticket_id, "zero_variance")]  # type: ignore[arg-type]
         draft = PendingBatch(admitted=list(enumerate(groups[1:])), consumed=groups, dropped=dropped)
         settled += len(groups)
@@ -97,15 +112,28 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
                 "cursor": settled,
                 "voids": [],
                 "repeats": 0,
-                "trained": [[sequence, group.ticket.ticket_id] for sequence, group in draft.admitted],
+                "trained": [
+                    [sequence, group.ticket.ticket_id] for sequence, group in draft.admitted
+                ],
                 "dropped": [[1, groups[0].ticket.ticket_id, "zero_variance"]],
                 "data_digest": "d",
                 "weights_digest": "w",
             }
         )
         journal.write_episodes(step, groups)
-        line = metrics_line(phase, PolicyVersion(version=step), draft, STATS, StepTimes(1.0, 2.0, 0.1, 2_000_000, 1e9))
-        line |= {"tickets_issued": settled + 3, "tickets_outstanding": 3, "growths": [], "time": 1e9 + 60 * step}
+        line = metrics_line(
+            phase,
+            PolicyVersion(version=step),
+            draft,
+            STATS,
+            StepTimes(1.0, 2.0, 0.1, 2_000_000, 1e9),
+        )
+        line |= {
+            "tickets_issued": settled + 3,
+            "tickets_outstanding": 3,
+            "growths": [],
+            "time": 1e9 + 60 * step,
+        }
         journal.write_metrics(line)
     for version, successes in ((0, 10), (3, 20), (scale.steps, 30)):
         journal.write_evaluation(evaluation(version, successes, scale.steps + 1))
@@ -121,15 +149,31 @@ def write_branched_run(root: Path) -> Path:
     branches = tuple(branch.model_copy(update={"prompt": HOSTILE}) for branch in forked.branches)
     refused = half_trained_episode(1).model_copy(update={"refused": 2, "refusal": HOSTILE})
     episodes = (forked.model_copy(update={"branches": branches}), refused)
-    group = Group(ticket=make_ticket(90, horizon_turns=5), episodes=episodes, provenance=Provenance(actor="test"))
+    group = Group(
+        ticket=make_ticket(90, horizon_turns=5),
+        episodes=episodes,
+        provenance=Provenance(actor="test"),
+    )
     Journal(run_dir).write_episodes(7, [group])
     return run_dir
 
 
 def evaluation(version: int, successes: int, settled_step: int) -> dict[str, Any]:
     low, high = wilson(successes, 64)
-    part = {"episodes": 64, "successes": successes, "success_rate": successes / 64, "low": low, "high": high}
-    measures = part | {"broken": 0, "dropped": 0, "return_mean": 0.5, "turns_mean": 3.0, "truncated_share": 0.2}
+    part = {
+        "episodes": 64,
+        "successes": successes,
+        "success_rate": successes / 64,
+        "low": low,
+        "high": high,
+    }
+    measures = part | {
+        "broken": 0,
+        "dropped": 0,
+        "return_mean": 0.5,
+        "turns_mean": 3.0,
+        "truncated_share": 0.2,
+    }
     measures |= {"pass_at": {"1": successes / 64, "2": 0.9}}
     return {
         "step": version,
@@ -143,7 +187,9 @@ def evaluation(version: int, successes: int, settled_step: int) -> dict[str, Any
     }
 
 
-def make_group(tokenizer: Tokenizer, chance: random.Random, scale: Scale, step: int, number: int) -> Group:
+def make_group(
+    tokenizer: Tokenizer, chance: random.Random, scale: Scale, step: int, number: int
+) -> Group:
     env, task, version = ("textcraft", "parity")[number % 2], TASKS[number % len(TASKS)], step - 1
     ticket = Ticket(
         number=number,
@@ -152,11 +198,15 @@ def make_group(tokenizer: Tokenizer, chance: random.Random, scale: Scale, step: 
         group_size=scale.size,
         horizon_turns=scale.turns * (2 if step > 3 else 1),
     )
-    episodes = [make_episode(tokenizer, chance, scale, version, index) for index in range(scale.size)]
+    episodes = [
+        make_episode(tokenizer, chance, scale, version, index) for index in range(scale.size)
+    ]
     return Group(ticket=ticket, episodes=tuple(episodes), provenance=Provenance(actor="test"))
 
 
-def make_demonstration(tokenizer: Tokenizer, chance: random.Random, scale: Scale, step: int, number: int) -> Group:
+def make_demonstration(
+    tokenizer: Tokenizer, chance: random.Random, scale: Scale, step: int, number: int
+) -> Group:
     """Return what an expert did: a group of one episode."""
     group = make_group(tokenizer, chance, scale, step, number)
     ticket = group.ticket.model_copy(update={"kind": Kind.DEMO, "group_size": 1})
@@ -174,11 +224,16 @@ def make_held_out(tokenizer: Tokenizer, chance: random.Random, scale: Scale, ver
     return group.model_copy(update={"ticket": group.ticket.model_copy(update={"kind": Kind.EVAL})})
 
 
-def make_episode(tokenizer: Tokenizer, chance: random.Random, scale: Scale, version: int, index: int) -> Episode:
-    stop = chance.choice([StopReason.TERMINATED, StopReason.TERMINATED, StopReason.HORIZON, StopReason.ENV_ERROR])
+def make_episode(
+    tokenizer: Tokenizer, chance: random.Random, scale: Scale, version: int, index: int
+) -> Episode:
+    stop = chance.choice(
+        [StopReason.TERMINATED, StopReason.TERMINATED, StopReason.HORIZON, StopReason.ENV_ERROR]
+    )
     success = stop is StopReason.TERMINATED and chance.random() < 0.6
     texts = [
-        chance.choice((THOUGHT, "get 3 planks", f"craft {HOSTILE}")) for _ in range(chance.randint(1, scale.turns))
+        chance.choice((THOUGHT, "get 3 planks", f"craft {HOSTILE}"))
+        for _ in range(chance.randint(1, scale.turns))
     ]
     turns = [make_turn(tokenizer, chance, text, version, 0.0) for text in texts]
     if success:
@@ -194,7 +249,9 @@ def make_episode(tokenizer: Tokenizer, chance: random.Random, scale: Scale, vers
     )
 
 
-def make_turn(tokenizer: Tokenizer, chance: random.Random, text: str, version: int, reward: float) -> Turn:
+def make_turn(
+    tokenizer: Tokenizer, chance: random.Random, text: str, version: int, reward: float
+) -> Turn:
     """Return a turn whose second half the next version sampled."""
     ids = tuple(tokenizer.encode(text + END).ids)
     half = len(ids) // 2
@@ -209,4 +266,6 @@ def make_turn(tokenizer: Tokenizer, chance: random.Random, text: str, version: i
 
 
 def spans(*parts: Sequence[int]) -> tuple[VersionSpan, ...]:
-    return tuple(VersionSpan(version=version, lineage=0, tokens=tokens) for version, tokens in parts)
+    return tuple(
+        VersionSpan(version=version, lineage=0, tokens=tokens) for version, tokens in parts
+    )

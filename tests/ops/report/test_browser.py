@@ -15,8 +15,12 @@ from horizonrl.learner.records.journal import Journal
 from horizonrl.ops.report.page import make_page
 from tests.ops.report.runs import HOSTILE, TASKS, Scale, run_config, write_branched_run, write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
 
 Open = Callable[..., Page]
 
@@ -118,21 +122,33 @@ def test_a_link_opens_its_episode_with_tokens_versions_and_rewards(open_page: Op
     expect(page.locator("#token")).to_contain_text("logprob -")
 
 
-def test_each_branch_has_a_heading_its_context_and_its_own_turns(open_page: Open, tmp_path: Path) -> None:
+def test_each_branch_has_a_heading_its_context_and_its_own_turns(
+    open_page: Open, tmp_path: Path
+) -> None:
     file = tmp_path / "branched.html"
     run_dir = write_branched_run(tmp_path)
     file.write_text(make_page(run_dir, run_config(tmp_path))[0])
     page = open_page("#/episodes?open=train-00000090.0", file)
-    expect(page.locator("h3.branch")).to_have_text(["Main branch2 turns", "Branch 12 turns", "Branch 21 turn"])
+    expect(page.locator("h3.branch")).to_have_text(
+        ["Main branch2 turns", "Branch 12 turns", "Branch 21 turn"]
+    )
     headings = page.locator(".column > h3, .turn h3").all_inner_texts()
-    assert [heading.split()[1] for heading in headings if heading.startswith("Turn")] == ["1", "4", "2", "3", "5"]
+    assert [heading.split()[1] for heading in headings if heading.startswith("Turn")] == [
+        "1",
+        "4",
+        "2",
+        "3",
+        "5",
+    ]
     expect(page.locator(".block.prompt .text")).to_have_count(3)
     expect(page.locator(".block.prompt .text").nth(1)).to_have_text(HOSTILE)
     assert page.title() == "small: HorizonRL report"
     page = open_page("#/episodes?open=train-00000090.1", file)
     expect(page.locator("h3.branch")).to_have_count(0)
     expect(page.locator(".turn h3").first).to_contain_text("not trained")
-    expect(page.locator("p.stop").last).to_contain_text("2 requests of the program refused, the last")
+    expect(page.locator("p.stop").last).to_contain_text(
+        "2 requests of the program refused, the last"
+    )
 
 
 def test_an_unknown_link_says_so(open_page: Open) -> None:
@@ -147,7 +163,9 @@ def test_thought_and_action_are_told_apart(open_page: Open) -> None:
         page.wait_for_selector(".turn")
         if page.locator(".thought").count():
             break
-    expect(page.locator(".thought .text").first).to_have_text(re.compile("^Thought: I need wood, naïvely 🪵"))
+    expect(page.locator(".thought .text").first).to_have_text(
+        re.compile("^Thought: I need wood, naïvely 🪵")
+    )
     place = page.locator(".turn:has(.thought)").first
     expect(place.locator(".action .text")).to_have_text(re.compile("^Action: get 2 logs"))
 
@@ -208,11 +226,15 @@ def test_a_step_is_read_across_the_curves_and_opens_its_episodes(open_page: Open
 def test_the_overview_has_every_part(open_page: Open) -> None:
     page = open_page()
     expect(page.locator("#state")).to_contain_text("finished: 6 steps")
-    expect(page.locator("#accounts")).to_contain_text("39 issued = 36 ended + 3 outstanding. The accounts balance.")
+    expect(page.locator("#accounts")).to_contain_text(
+        "39 issued = 36 ended + 3 outstanding. The accounts balance."
+    )
     expect(page.locator("#decisions")).to_contain_text("4 → 8 turns")
     expect(page.locator("#evaluations")).to_contain_text("pass@2")
     assert page.locator(".curve").count() == 18
-    axes = [text for text in page.locator(".curve").first.locator(".axis").all_text_contents() if text]
+    axes = [
+        text for text in page.locator(".curve").first.locator(".axis").all_text_contents() if text
+    ]
     assert axes == ["share of the episodes", "optimizer step"]
     assert page.locator(".evaluated").count() == 3
 
@@ -231,7 +253,9 @@ def test_a_mark_stands_beside_its_words(open_page: Open, run_dir: Path, tmp_path
 
 def test_it_is_dark_where_the_reader_likes_it_dark(open_page: Open) -> None:
     def ground(scheme: str) -> list[int]:
-        colour = open_page(color_scheme=scheme).evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        colour = open_page(color_scheme=scheme).evaluate(
+            "getComputedStyle(document.documentElement).backgroundColor"
+        )
         return [int(part) for part in re.findall(r"\d+", colour)]
 
     assert min(ground("light")) > 230
@@ -239,31 +263,52 @@ def test_it_is_dark_where_the_reader_likes_it_dark(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (1280, 400), (390, 844)])
-def test_an_episode_taller_than_the_window_scrolls_in_its_own_place(open_page: Open, size: tuple[int, int]) -> None:
+def test_an_episode_taller_than_the_window_scrolls_in_its_own_place(
+    open_page: Open, size: tuple[int, int]
+) -> None:
     width, height = size
-    page = open_page("#/episodes?open=train-00000007.3", viewport={"width": width, "height": height})
+    page = open_page(
+        "#/episodes?open=train-00000007.3", viewport={"width": width, "height": height}
+    )
     expect(page.locator(".turn").first).to_be_visible()
     page.locator(".column").evaluate("column => { column.style.height = '3000px'; }")
-    whole = page.evaluate("[document.documentElement.scrollHeight, document.documentElement.scrollWidth]")
+    whole = page.evaluate(
+        "[document.documentElement.scrollHeight, document.documentElement.scrollWidth]"
+    )
     assert whole == [height, width]
     reader = page.locator("#reader").bounding_box()
     assert reader is not None
     assert reader["y"] + reader["height"] == height
-    assert page.locator("#reader").evaluate("reader => reader.scrollHeight > reader.clientHeight + 2000")
+    assert page.locator("#reader").evaluate(
+        "reader => reader.scrollHeight > reader.clientHeight + 2000"
+    )
     if width > 1000:
-        place, row = page.locator("#list").bounding_box(), page.locator(".row[aria-selected=true]").bounding_box()
+        place, row = (
+            page.locator("#list").bounding_box(),
+            page.locator(".row[aria-selected=true]").bounding_box(),
+        )
         assert place is not None
         assert row is not None
-        assert place["y"] <= row["y"] <= row["y"] + row["height"] <= place["y"] + place["height"] <= height
+        assert (
+            place["y"]
+            <= row["y"]
+            <= row["y"] + row["height"]
+            <= place["y"] + place["height"]
+            <= height
+        )
     page.go_back() if page.evaluate("history.length > 2") else page.click("[data-view=overview]")
     assert page.evaluate("document.documentElement.scrollHeight") > height
 
 
-def test_demonstrations_and_held_out_episodes_wear_a_badge_and_are_found_by_it(open_page: Open, taught: Path) -> None:
+def test_demonstrations_and_held_out_episodes_wear_a_badge_and_are_found_by_it(
+    open_page: Open, taught: Path
+) -> None:
     page = open_page("#/episodes", page_file=taught)
     assert page.locator("#found").inner_text().startswith("117 of 117 episodes")
     page.select_option("[name=kind]", "demo")
-    expect(page.locator("#found")).to_have_text("12 of 117 episodes")  # of an expert's there is no success to tell
+    expect(page.locator("#found")).to_have_text(
+        "12 of 117 episodes"
+    )  # of an expert's there is no success to tell
     assert set(page.locator(".row .badge").all_inner_texts()) == {"demonstration"}
     page.locator(".row").first.click()
     expect(page.locator("#reader h2 .badge")).to_have_text("demonstration")
@@ -290,10 +335,14 @@ def test_an_evaluation_leads_to_its_held_out_episodes(open_page: Open, taught: P
 def test_the_steps_of_imitation_are_shaded(open_page: Open, taught: Path) -> None:
     page = open_page(page_file=taught)
     assert page.locator(".curve .imitation").count() == page.locator(".curve").count()
-    expect(page.locator("#headline")).to_contain_text("held-out; 16 % before training (95 % CI 35-59)")
+    expect(page.locator("#headline")).to_contain_text(
+        "held-out; 16 % before training (95 % CI 35-59)"
+    )
 
 
-def test_a_narrow_screen_shows_the_list_or_the_episode_and_never_scrolls_sideways(open_page: Open) -> None:
+def test_a_narrow_screen_shows_the_list_or_the_episode_and_never_scrolls_sideways(
+    open_page: Open,
+) -> None:
     page = open_page("#/episodes", viewport={"width": 360, "height": 740})
     expect(page.locator("#reader")).to_be_hidden()
     page.locator(".row").first.click()

@@ -15,8 +15,12 @@ from horizonrl.ops.rundir.directory import only_train
 from tests.ops.report.evaluations import write_evaluation
 from tests.ops.report.runs import Scale, run_config, write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
 SIZES = pytest.mark.parametrize("width", [1280, 400])
 
 
@@ -125,6 +129,8 @@ def test_a_page_follows_its_run_without_losing_what_is_read(tmp_path: Path) -> N
 def go_on(run_dir: Path, beside: Path, steps: int) -> None:
     """Let a run come further: files appear whole, as a learner writes them."""
     longer = write_run(run_config(beside), Scale(steps=steps))
-    for file in sorted(longer.rglob("*.jsonl"), key=lambda file: file.parent == longer):  # the episodes first
+    for file in sorted(
+        longer.rglob("*.jsonl"), key=lambda file: file.parent == longer
+    ):  # the episodes first
         target = run_dir / file.relative_to(longer)
         file.rename(target)

@@ -23,7 +23,9 @@ def runs(tmp_path: Path) -> list[Path]:
     fast = write_run(run_config(tmp_path / "a", "--run.name=fast"))
     slow = write_run(run_config(tmp_path / "b", "--run.name=slow", "--rl.lr=1e-6"), seed=1)
     lines = (slow / "evals.jsonl").read_text().splitlines()
-    (slow / "evals.jsonl").write_text("\n".join(lines[:2]) + "\n" + json.dumps(evaluation(6, 12, 7)) + "\n")
+    (slow / "evals.jsonl").write_text(
+        "\n".join(lines[:2]) + "\n" + json.dumps(evaluation(6, 12, 7)) + "\n"
+    )
     return [fast, slow]
 
 
@@ -31,7 +33,9 @@ def facts(*places: Path) -> dict[str, Any]:
     return comparison(read_compared(places))
 
 
-def test_runs_are_compared_by_their_last_evaluation_as_independent_samples(runs: list[Path]) -> None:
+def test_runs_are_compared_by_their_last_evaluation_as_independent_samples(
+    runs: list[Path],
+) -> None:
     shown = facts(*runs)
     assert [subject["name"] for subject in shown["subjects"]] == ["fast", "slow"]
     assert shown["subjects"][0]["badges"] == ["finished", "step 6 of 6", "grpo", "staged horizon"]
@@ -44,7 +48,9 @@ def test_runs_are_compared_by_their_last_evaluation_as_independent_samples(runs:
     assert (difference["low"], difference["high"]) == newcombe((12, 64), (30, 64))
     assert difference["value"] == pytest.approx(-18 / 64)
     assert (difference["differs"], difference["how"]) == (True, "as independent samples")
-    assert ["rl.lr", "1e-05", "1e-06"] in shown["settings"] or "rl.lr" in [key for key, *_ in shown["settings"]]
+    assert ["rl.lr", "1e-05", "1e-06"] in shown["settings"] or "rl.lr" in [
+        key for key, *_ in shown["settings"]
+    ]
     assert all(key != "run.name" for key, *_ in shown["settings"])
 
 
@@ -53,7 +59,10 @@ def test_curves_have_a_series_per_run_with_intervals(runs: list[Path]) -> None:
     held_out, training, *others = shown
     assert [held_out["title"], training["title"]] == ["Held-out success", "Success in training"]
     for curve in (held_out, training):
-        assert [(one["name"], one["colour"]) for one in curve["series"]] == [("fast", 0), ("slow", 1)]
+        assert [(one["name"], one["colour"]) for one in curve["series"]] == [
+            ("fast", 0),
+            ("slow", 1),
+        ]
         for one in curve["series"]:
             for low, value, high in zip(one["low"], one["y"], one["high"], strict=True):
                 assert low <= value <= high
@@ -74,14 +83,18 @@ def test_evaluations_are_compared_task_by_task(tmp_path: Path) -> None:
     pairs = [1.0 if number % 3 == 0 else 0.0 for number in range(1, second["episodes"])]
     assert first["episodes"] == second["episodes"] - 1
     assert second["difference"]["value"] == pytest.approx(sum(pairs) / len(pairs))
-    assert (second["difference"]["low"], second["difference"]["high"]) == pytest.approx(paired_interval(pairs))
+    assert (second["difference"]["low"], second["difference"]["high"]) == pytest.approx(
+        paired_interval(pairs)
+    )
     assert second["difference"]["how"] == f"{len(pairs)} tasks, in pairs"
     assert ["model.weights", "worse", "better"] in shown["settings"]
     assert "1 broken" in shown["subjects"][0]["badges"]
     assert shown["curves"] == []
 
 
-def test_what_did_not_play_the_same_is_not_compared_as_a_whole(runs: list[Path], tmp_path: Path) -> None:
+def test_what_did_not_play_the_same_is_not_compared_as_a_whole(
+    runs: list[Path], tmp_path: Path
+) -> None:
     shown = facts(runs[0], write_evaluation(tmp_path / "other", [True]))
     assert shown["rows"][0]["cells"][1]["difference"] is None
     assert any("did not play the same" in notice for notice in shown["notices"])
@@ -97,11 +110,17 @@ def test_a_category_without_a_valid_episode_has_an_empty_cell(runs: list[Path]) 
     last["environments"]["textcraft"]["categories"] = {"depth1": broken, "depth2": played}
     (runs[1] / "evals.jsonl").write_text(json.dumps(last) + "\n")
     for first, second in ((0, 1), (1, 0)):
-        row = next(row for row in facts(runs[first], runs[second])["rows"] if row["task"] == "textcraft depth1")
+        row = next(
+            row
+            for row in facts(runs[first], runs[second])["rows"]
+            if row["task"] == "textcraft depth1"
+        )
         assert [cell is None for cell in row["cells"]] == [first == 1, second == 1]
 
 
-def test_an_evaluation_whose_results_are_cut_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_whose_results_are_cut_short_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = write_evaluation(tmp_path / "judged", [True])
     (directory / "results.json").write_text('{"model": "x", ')
     assert main(["report", str(directory)]) == 2
@@ -122,7 +141,10 @@ def test_directories_of_one_name_are_told_apart_and_what_cannot_be_compared_is_r
 ) -> None:
     for place in ("x", "y"):
         shutil.copytree(runs[0], tmp_path / place / "small")
-    assert [each.name for each in read_compared([tmp_path / "x/small", tmp_path / "y/small"])] == ["x/small", "y/small"]
+    assert [each.name for each in read_compared([tmp_path / "x/small", tmp_path / "y/small"])] == [
+        "x/small",
+        "y/small",
+    ]
     with pytest.raises(ConfigError, match="given twice"):
         read_compared([runs[0], runs[0]])
     with pytest.raises(ConfigError, match=f"compares {MOST} at most"):
@@ -130,11 +152,17 @@ def test_directories_of_one_name_are_told_apart_and_what_cannot_be_compared_is_r
     assert main(["report", str(runs[0]), str(tmp_path / "x")]) == 2
     assert "is no run directory" in capsys.readouterr().err
     assert main(["report", *map(str, runs), "--model.name", "x"]) == 2
-    assert "--model.name: keys of the config change the report of one run only" in capsys.readouterr().err
+    assert (
+        "--model.name: keys of the config change the report of one run only"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_command_writes_one_file_of_several_or_of_an_evaluation(
-    tmp_path: Path, runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    runs: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["report", *map(str, runs)]) == 0
@@ -152,12 +180,22 @@ def test_an_evaluation_has_its_table_its_settings_and_its_episodes(tmp_path: Pat
     shown, episodes = judged(write_evaluation(tmp_path / "judged", [True, False], broken=2))
     results = json.loads((tmp_path / "judged" / "results.json").read_text())
     assert shown["blocks"][0]["rows"] == results["blocks"][0]["rows"]
-    assert [number["label"] for number in shown["headline"]] == ["Success in parity", "Success in textcraft"]
+    assert [number["label"] for number in shown["headline"]] == [
+        "Success in parity",
+        "Success in textcraft",
+    ]
     assert any(notice.startswith("2 of") and "broke" in notice for notice in shown["notices"])
     assert json.loads(shown["settings"])["model"] == {"weights": "judged"}
-    whole = {row["scenario"]: row["episodes"] + row["broken"] for row in results["blocks"][0]["rows"]}  # the last wins
+    whole = {
+        row["scenario"]: row["episodes"] + row["broken"] for row in results["blocks"][0]["rows"]
+    }  # the last wins
     assert len(episodes.rows) == sum(whole.values())
-    assert [row[2] for row in episodes.rows[:4]] == ["broken: env_error", "broken: env_error", "success", "failure"]
+    assert [row[2] for row in episodes.rows[:4]] == [
+        "broken: env_error",
+        "broken: env_error",
+        "success",
+        "failure",
+    ]
     assert episodes.rows[2][5] == 7  # tokens, though their ids are not known
     assert episodes.untold == 0
 

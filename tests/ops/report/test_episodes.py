@@ -14,7 +14,11 @@ from tests.ops.report.runs import THOUGHT
 
 
 def bodies(episodes: Episodes) -> list[dict[str, Any]]:
-    return [body for chunk in episodes.chunks for body in json.loads(gzip.decompress(base64.b64decode(chunk)))]
+    return [
+        body
+        for chunk in episodes.chunks
+        for body in json.loads(gzip.decompress(base64.b64decode(chunk)))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,9 @@ def test_a_reply_is_parted_into_thought_and_action(text: str, action: str) -> No
         ("env_timeout", False, "broken: env_timeout"),
     ],
 )
-def test_a_truncated_and_a_broken_episode_are_no_failures(stop: str, success: bool, outcome: str) -> None:
+def test_a_truncated_and_a_broken_episode_are_no_failures(
+    stop: str, success: bool, outcome: str
+) -> None:
     assert outcome_of({"stop": stop, "success": success}) == outcome
 
 
@@ -52,9 +58,18 @@ def test_every_episode_is_where_the_index_says(run_dir: Path) -> None:
         assert row[4] == len(body["turns"])
         for turn in body["turns"]:
             assert sum(turn["lengths"]) == len(turn["text"].encode("utf-16-le")) // 2
-            assert len(turn["lengths"]) == len(turn["surprise"]) == sum(count for _, count in turn["versions"])
+            assert (
+                len(turn["lengths"])
+                == len(turn["surprise"])
+                == sum(count for _, count in turn["versions"])
+            )
             if THOUGHT in turn["text"]:
-                assert turn["text"].encode("utf-16-le")[2 * turn["action"] :].decode("utf-16-le").startswith("Action:")
+                assert (
+                    turn["text"]
+                    .encode("utf-16-le")[2 * turn["action"] :]
+                    .decode("utf-16-le")
+                    .startswith("Action:")
+                )
     assert episodes.undecoded == episodes.untold == 0
 
 
@@ -74,7 +89,9 @@ def test_episodes_that_the_learner_has_removed_are_left_out(run_dir: Path, tmp_p
     assert {row[4] for row in collect(tmp_path, {}, None).groups} == {*steps} - {steps[0]}
 
 
-def test_a_line_that_a_crash_cut_short_is_left_out_and_counted(run_dir: Path, tmp_path: Path) -> None:
+def test_a_line_that_a_crash_cut_short_is_left_out_and_counted(
+    run_dir: Path, tmp_path: Path
+) -> None:
     (tmp_path / "episodes").mkdir()
     text = (run_dir / "episodes" / "step-000001.jsonl").read_text()
     (tmp_path / "episodes" / "step-000001.jsonl").write_text(text[:-40])
@@ -82,7 +99,9 @@ def test_a_line_that_a_crash_cut_short_is_left_out_and_counted(run_dir: Path, tm
     assert (len(episodes.rows), episodes.unreadable) == (23, 1)
 
 
-def test_episodes_of_an_earlier_program_have_no_tokens_and_can_be_read(run_dir: Path, tmp_path: Path) -> None:
+def test_episodes_of_an_earlier_program_have_no_tokens_and_can_be_read(
+    run_dir: Path, tmp_path: Path
+) -> None:
     (tmp_path / "episodes").mkdir()
     record = json.loads((run_dir / "episodes" / "step-000001.jsonl").read_text().splitlines()[0])
     for turn in record["turns"]:

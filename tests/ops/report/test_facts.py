@@ -29,7 +29,9 @@ def shown_facts(config: RunConfig, files: Files) -> dict[str, Any]:
 
 
 def test_curves_have_each_step_the_whole_and_each_environment(files: Files) -> None:
-    success = next(curve for curve in curves(files.metrics, files.evals) if curve["title"] == "Success")
+    success = next(
+        curve for curve in curves(files.metrics, files.evals) if curve["title"] == "Success"
+    )
     assert [series["name"] for series in success["series"]] == ["training", "parity", "textcraft"]
     whole = success["series"][0]
     assert whole["x"] == [1, 2, 3, 4, 5, 6]
@@ -39,7 +41,10 @@ def test_curves_have_each_step_the_whole_and_each_environment(files: Files) -> N
 
 
 def test_a_long_run_has_no_more_points_than_a_screen_and_keeps_the_largest(files: Files) -> None:
-    lines = [dict(files.metrics[0]) | {"step": step, "importance_max": float(step)} for step in range(1, 1001)]
+    lines = [
+        dict(files.metrics[0]) | {"step": step, "importance_max": float(step)}
+        for step in range(1, 1001)
+    ]
     drawn = {curve["title"]: curve["series"] for curve in curves(lines, [])}
     mean, largest = drawn["Importance ratio"]
     assert len(mean["x"]) == -(-1000 // 3) <= MAX_POINTS
@@ -49,22 +54,41 @@ def test_a_long_run_has_no_more_points_than_a_screen_and_keeps_the_largest(files
 def test_the_accounts_balance_and_say_when_they_do_not(files: Files) -> None:
     shown = ticket_accounts(files)
     assert shown["kinds"]["train"] == {"trained": 30, "zero_variance": 6}
-    assert (shown["issued"], shown["outstanding"], shown["settled"], shown["later"], shown["open"]) == (39, 3, 39, 3, 0)
+    assert (
+        shown["issued"],
+        shown["outstanding"],
+        shown["settled"],
+        shown["later"],
+        shown["open"],
+    ) == (39, 3, 39, 3, 0)
     assert ticket_accounts(replace(files, ledger=[*files.ledger, files.ledger[-1]]))["open"] == -6
 
 
 def test_decisions_name_the_step_that_they_began_with(config: RunConfig, files: Files) -> None:
     made = decisions(config, files)
-    assert [(one["env_id"], one["step"], one["from_turns"], one["to_turns"], one["first_step"]) for one in made] == [
+    assert [
+        (one["env_id"], one["step"], one["from_turns"], one["to_turns"], one["first_step"])
+        for one in made
+    ] == [
         ("textcraft", 3, 4, 8, 4),
         ("parity", 3, 4, 8, 4),
     ]
 
 
 def test_adaptive_decisions_come_from_the_run(config: RunConfig, files: Files) -> None:
-    growth = {"env_id": "parity", "phase_step": 2, "from_turns": 4, "to_turns": 8, "reason": "40% cut"}
-    lines = [dict(line) | {"growths": [growth] if line["step"] == 2 else []} for line in files.metrics]
-    adaptive = config.model_copy(update={"horizon": AdaptiveHorizon(kind="adaptive", horizons=(4, 8))})
+    growth = {
+        "env_id": "parity",
+        "phase_step": 2,
+        "from_turns": 4,
+        "to_turns": 8,
+        "reason": "40% cut",
+    }
+    lines = [
+        dict(line) | {"growths": [growth] if line["step"] == 2 else []} for line in files.metrics
+    ]
+    adaptive = config.model_copy(
+        update={"horizon": AdaptiveHorizon(kind="adaptive", horizons=(4, 8))}
+    )
     (made,) = decisions(adaptive, replace(files, metrics=lines))
     assert (made["reason"], made["step"], made["first_step"]) == ("40% cut", 2, 4)
 
@@ -73,10 +97,19 @@ def test_draws_have_their_shares_at_first_and_now(files: Files) -> None:
     assert draws(files) == [], "a uniform curriculum draws every task alike"
 
     def drawn(category: str, share: float) -> dict[str, Any]:
-        return {"env_id": "textcraft", "category": category, "share": share, "differed": 0.5, "tasks": 9}
+        return {
+            "env_id": "textcraft",
+            "category": category,
+            "share": share,
+            "differed": 0.5,
+            "tasks": 9,
+        }
 
     first, last = [drawn("depth1", 0.8)], [drawn("(repeated)", 0.3), drawn("depth1", 0.5)]
-    lines = [dict(files.metrics[0]) | {"curriculum": first}, dict(files.metrics[-1]) | {"curriculum": last}]
+    lines = [
+        dict(files.metrics[0]) | {"curriculum": first},
+        dict(files.metrics[-1]) | {"curriculum": last},
+    ]
     found = draws(replace(files, metrics=lines))
     assert [(one["category"], one["first"], one["share"]) for one in found] == [
         ("(repeated)", None, 0.3),
@@ -84,7 +117,9 @@ def test_draws_have_their_shares_at_first_and_now(files: Files) -> None:
     ]
 
 
-def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(run_dir: Path, files: Files) -> None:
+def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(
+    run_dir: Path, files: Files
+) -> None:
     """The test run evaluates versions 0, 3 and 6."""
 
     def first_tile(files: Files, *overrides: str) -> tuple[str, float, str]:
@@ -94,12 +129,22 @@ def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(ru
 
     rl = ("Success after RL", 30 / 64, "held-out; 16 % before training (95 % CI 35-59)")
     assert first_tile(files) == rl
-    taught = [dict(line) | {"phase": "imitation" if line["step"] <= 3 else "rl"} for line in files.metrics]
+    taught = [
+        dict(line) | {"phase": "imitation" if line["step"] <= 3 else "rl"} for line in files.metrics
+    ]
     both = replace(files, metrics=taught)
-    assert first_tile(both)[2] == "held-out; 16 % before training, 31 % after imitation (95 % CI 35-59)"
+    assert (
+        first_tile(both)[2]
+        == "held-out; 16 % before training, 31 % after imitation (95 % CI 35-59)"
+    )
     assert first_tile(both, "--rl.steps=9")[0] == "Success after 3 RL steps"
-    fell = replace(files, evals=[line | {"version": 6 - line["version"]} for line in reversed(files.evals)])
-    assert first_tile(fell)[2] == "held-out; 47 % before training (95 % CI 9-26); best, version 0: 47 %"
+    fell = replace(
+        files, evals=[line | {"version": 6 - line["version"]} for line in reversed(files.evals)]
+    )
+    assert (
+        first_tile(fell)[2]
+        == "held-out; 47 % before training (95 % CI 9-26); best, version 0: 47 %"
+    )
     assert first_tile(replace(files, evals=files.evals[:1]))[2] == "held-out (95 % CI 9-26)"
 
 
@@ -126,10 +171,16 @@ def test_demonstrations_are_in_no_number_of_the_policy(taught_run: Path) -> None
     assert only[0]["series"] == [], "of the policy's own episodes there are only the evaluations"
 
 
-def test_what_tells_whether_training_is_sound_is_drawn_and_every_axis_has_a_name(files: Files) -> None:
-    lines = [dict(line) | {"logprob_gap_fresh": 0.01, "reference_kl": 0.2} for line in files.metrics]
+def test_what_tells_whether_training_is_sound_is_drawn_and_every_axis_has_a_name(
+    files: Files,
+) -> None:
+    lines = [
+        dict(line) | {"logprob_gap_fresh": 0.01, "reference_kl": 0.2} for line in files.metrics
+    ]
     drawn = {curve["title"]: curve for curve in curves(lines, files.evals)}
-    names = {title: [series["name"] for series in curve["series"]] for title, curve in drawn.items()}
+    names = {
+        title: [series["name"] for series in curve["series"]] for title, curve in drawn.items()
+    }
     assert names["Logprob gap"] == ["all tokens", "same version"]
     assert names["Groups"] == ["trained", "dropped"]
     assert names["KL divergence"] == ["from the policy that sampled", "from the reference"]
@@ -162,17 +213,26 @@ def test_what_a_run_has_not_got_is_said(
 
 
 def test_a_step_without_metrics_is_one_that_was_killed(config: RunConfig, files: Files) -> None:
-    assert "1 step of the ledger" in next(notices(config, replace(files, metrics=files.metrics[:-1])))
+    assert "1 step of the ledger" in next(
+        notices(config, replace(files, metrics=files.metrics[:-1]))
+    )
 
 
-def test_a_horizon_that_shrinks_is_first_consumed_by_a_step_that_has_shrunk(run_dir: Path, files: Files) -> None:
+def test_a_horizon_that_shrinks_is_first_consumed_by_a_step_that_has_shrunk(
+    run_dir: Path, files: Files
+) -> None:
     config = run_config(run_dir.parent, "--horizon.kind=reversed", "--horizon.steps_per_stage=2")
-    lines = [dict(line) | {"horizons": {"textcraft": 8 if line["step"] < 4 else 4}} for line in files.metrics]
+    lines = [
+        dict(line) | {"horizons": {"textcraft": 8 if line["step"] < 4 else 4}}
+        for line in files.metrics
+    ]
     shrunk, _ = decisions(config, replace(files, metrics=lines))
     assert (shrunk["from_turns"], shrunk["to_turns"], shrunk["first_step"]) == (8, 4, 4)
 
 
-def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_brokers_password_is_not_told(
+    run_dir: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
     config = run_config(run_dir.parent, "--broker.url=nats://host:4222", "--broker.nats.user=me")
     assert config.broker.nats.password is not None
@@ -182,9 +242,18 @@ def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypat
 
 
 def test_the_tenths_by_duration_stand_beside_the_accounts(config: RunConfig, files: Files) -> None:
-    assert shown_facts(config, files)["selection"] == [], "an actor that does not say when it played"
+    assert shown_facts(config, files)["selection"] == [], (
+        "an actor that does not say when it played"
+    )
     durations = {"trained": [float(second) for second in range(1, 10)], "stale": [30.0]}
     lines = [*files.metrics[:-1], dict(files.metrics[-1]) | {"durations": durations}]
     shown = shown_facts(config, replace(files, metrics=lines))["selection"]
     assert [tenth["share"] for tenth in shown] == [1.0] * 9 + [0.0]
-    assert shown[-1] == {"low_s": 30.0, "high_s": 30.0, "trained": 0, "alike": 0, "refused": 1, "share": 0.0}
+    assert shown[-1] == {
+        "low_s": 30.0,
+        "high_s": 30.0,
+        "trained": 0,
+        "alike": 0,
+        "refused": 1,
+        "share": 0.0,
+    }

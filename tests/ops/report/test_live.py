@@ -132,7 +132,9 @@ def test_a_run_that_nobody_trains_is_not_watched(
 
 
 @pytest.mark.parametrize("how", ["a signal", "the end of the run"])
-def test_the_server_ends_when_told_or_with_the_run(begun: Path, training: ExitStack, how: str) -> None:
+def test_the_server_ends_when_told_or_with_the_run(
+    begun: Path, training: ExitStack, how: str
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "horizonrl.ops.cli.main", "report", str(begun), "--watch"],
         stdout=subprocess.PIPE,

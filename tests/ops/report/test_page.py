@@ -12,13 +12,17 @@ from horizonrl.ops.rundir.directory import read_config
 from tests.ops.report.runs import run_config, write_run
 
 
-def test_the_command_writes_one_file_that_names_no_other(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_one_file_that_names_no_other(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(run_dir)]) == 0
     assert "144 episodes" in capsys.readouterr().out
     page = (run_dir / "report.html").read_text()
     assert "default-src 'none'" in page
     assert "base-uri 'none'; form-action 'none'" in page
-    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|#)[\w/.:]+""", page.split('<script type="module">')[0])
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["']?(?!data:|#)[\w/.:]+""", page.split('<script type="module">')[0]
+    )
     assert "{{" not in page.split('<script type="application/json"')[0]
 
 

@@ -4,7 +4,9 @@ from horizonrl.ops.report.tokens import TokenTexts
 from tests.ops.report.runs import END, THOUGHT, write_tokenizer
 
 
-def test_tokens_join_to_the_text_and_letters_of_several_tokens_stand_with_the_last(tmp_path: Path) -> None:
+def test_tokens_join_to_the_text_and_letters_of_several_tokens_stand_with_the_last(
+    tmp_path: Path,
+) -> None:
     ids = write_tokenizer(tmp_path).encode(THOUGHT + END).ids
     texts = TokenTexts.find(tmp_path)
     assert texts is not None
@@ -16,7 +18,9 @@ def test_tokens_join_to_the_text_and_letters_of_several_tokens_stand_with_the_la
     assert pieces.texts[at - 3 : at] == ["", "", ""]
 
 
-def test_a_turn_cut_in_the_middle_of_a_letter_keeps_what_the_run_has_written(tmp_path: Path) -> None:
+def test_a_turn_cut_in_the_middle_of_a_letter_keeps_what_the_run_has_written(
+    tmp_path: Path,
+) -> None:
     ids = write_tokenizer(tmp_path).encode("a🪵").ids[:-1]
     texts = TokenTexts.find(tmp_path)
     assert texts is not None

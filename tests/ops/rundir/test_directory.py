@@ -20,7 +20,9 @@ memory_mib = 64
 """
 
 
-def test_a_run_records_whole_paths_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_records_whole_paths_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tools").mkdir()
     for name in ("agent.py", "tools/grade.sh", "tasks.jsonl", "maze", "bash"):
@@ -35,4 +37,6 @@ def test_a_run_records_whole_paths_of_files(tmp_path: Path, monkeypatch: pytest.
         "tasks": f"{tmp_path}/tasks.jsonl",
         "memory_mib": 64,
     }
-    assert config.envs[0].options["program"] == "agent.py:play", "the run itself goes on as it was told"
+    assert config.envs[0].options["program"] == "agent.py:play", (
+        "the run itself goes on as it was told"
+    )

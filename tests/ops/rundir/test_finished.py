@@ -36,7 +36,9 @@ def announce(config: RunConfig, progress: Progress | None, finished_step: int | 
             state = StateStore(transport)
             if progress is not None:
                 await state.put(Key.PROGRESS, progress)
-            await state.put(Key.POLICY, manifest.model_copy(update={"finished_step": finished_step}))
+            await state.put(
+                Key.POLICY, manifest.model_copy(update={"finished_step": finished_step})
+            )
 
     asyncio.run(scenario())
 
@@ -54,10 +56,15 @@ def test_no_role_of_a_finished_run_has_anything_left_to_do(config: RunConfig) ->
     seal(config, 8)
     assert steps(config) == dict.fromkeys(ROLES, 8)
     said = how_to_go_on(config, 8)
-    assert "run done is finished at step 8: to go on, start all of its roles with a higher --rl.steps (now 6)" in said
+    assert (
+        "run done is finished at step 8: to go on, start all of its roles with a higher --rl.steps (now 6)"
+        in said
+    )
 
 
-def test_a_run_that_has_yet_to_begin_is_not_finished_and_nobody_makes_its_streams(config: RunConfig) -> None:
+def test_a_run_that_has_yet_to_begin_is_not_finished_and_nobody_makes_its_streams(
+    config: RunConfig,
+) -> None:
     assert steps(config) == dict.fromkeys(ROLES)
     assert not SERVERS[str(config.broker.url).removeprefix("memory://")].runs
     assert not config.run_dir.exists()
@@ -82,7 +89,9 @@ def test_a_run_that_goes_on_is_not_finished(
 
 
 @pytest.mark.parametrize("step", [None, 4])
-def test_a_learner_without_the_end_in_its_directory_says_so_itself(config: RunConfig, step: int | None) -> None:
+def test_a_learner_without_the_end_in_its_directory_says_so_itself(
+    config: RunConfig, step: int | None
+) -> None:
     announce(config, Progress(step=8, finished=True), 8)
     if step is not None:
         seal(config, step)
@@ -106,7 +115,9 @@ def test_another_node_of_a_finished_run_ends_if_it_can_ask(
     announce(config, Progress(step=8, finished=True), 8)
     place = (f"--broker.url={config.broker.url}", f"--run.root={config.run.root}/elsewhere")
     nodes = ("--learner.nodes=2", "--learner.node_rank=1", "--learner.rendezvous=127.0.0.1:29400")
-    other = RunConfig.load((), ["--run.name=done", "--imitation.steps=2", "--rl.steps=6", *place, *nodes, *overrides])
+    other = RunConfig.load(
+        (), ["--run.name=done", "--imitation.steps=2", "--rl.steps=6", *place, *nodes, *overrides]
+    )
     assert is_over("learner", other) == over
 
 

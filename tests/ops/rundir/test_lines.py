@@ -52,7 +52,9 @@ WRONG = ("text", [7], {"a": [[]]}, True, 0.5)
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_value_of_another_type_is_said_with_its_place_and_key(run_dir: Path, name: str, tmp_path: Path) -> None:
+def test_a_value_of_another_type_is_said_with_its_place_and_key(
+    run_dir: Path, name: str, tmp_path: Path
+) -> None:
     line = json.loads((run_dir / name).read_bytes().split(b"\n")[0])
     assert line.keys() <= SHAPES[name].model_fields.keys()
     for key in line:
@@ -67,14 +69,19 @@ def test_a_value_of_another_type_is_said_with_its_place_and_key(run_dir: Path, n
         assert refused >= len(WRONG) - 1, key
 
 
-def test_a_wrong_type_is_one_message_from_a_command(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_type_is_one_message_from_a_command(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = run_dir / "metrics.jsonl"
     whole = file.read_bytes()
     try:
         file.write_bytes(whole.replace(b'"loss": ', b'"loss": "high", "was": ', 1))
         for command in ("status", "report"):
             assert main([command, str(run_dir)]) == 2
-            assert f"{file}, line 1 has loss = 'high': input should be a valid number" in capsys.readouterr().err
+            assert (
+                f"{file}, line 1 has loss = 'high': input should be a valid number"
+                in capsys.readouterr().err
+            )
     finally:
         file.write_bytes(whole)
 
@@ -82,11 +89,21 @@ def test_a_wrong_type_is_one_message_from_a_command(run_dir: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("key", "entry", "at"),
     [
-        ("growths", {"env_id": "a", "phase_step": "5", "from_turns": 4, "to_turns": 8, "reason": "r"}, "phase_step"),
-        ("curriculum", {"env_id": "a", "category": "b", "share": "x", "differed": None, "tasks": 1}, "share"),
+        (
+            "growths",
+            {"env_id": "a", "phase_step": "5", "from_turns": 4, "to_turns": 8, "reason": "r"},
+            "phase_step",
+        ),
+        (
+            "curriculum",
+            {"env_id": "a", "category": "b", "share": "x", "differed": None, "tasks": 1},
+            "share",
+        ),
     ],
 )
-def test_what_a_list_holds_has_its_types_too(key: str, entry: dict[str, object], at: str, tmp_path: Path) -> None:
+def test_what_a_list_holds_has_its_types_too(
+    key: str, entry: dict[str, object], at: str, tmp_path: Path
+) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({key: [entry]}) + "\n")
     with pytest.raises(ConfigError, match=rf"line 1 has {key}\.0\.{at} = "):
         read_lines(tmp_path / "metrics.jsonl")

@@ -15,14 +15,22 @@ from tests.ops.report.runs import STATS
 from tests.records import make_group
 
 
-def lines(slow_trained: float, quick_trained: float = 1.0, groups: int = 400, alike: float = 0.0) -> list[Any]:
+def lines(
+    slow_trained: float, quick_trained: float = 1.0, groups: int = 400, alike: float = 0.0
+) -> list[Any]:
     """Return the lines of steps of ten groups, of which one in ten takes ten times as long."""
     dice, found = random.Random(0), []
     for _ in range(groups // 10):
         durations: dict[str, list[float]] = {}
         for place in range(10):
             share = slow_trained if place == 0 else quick_trained
-            end = "trained" if dice.random() < share else "zero_variance" if dice.random() < alike else "stale"
+            end = (
+                "trained"
+                if dice.random() < share
+                else "zero_variance"
+                if dice.random() < alike
+                else "stale"
+            )
             durations.setdefault(end, []).append(dice.uniform(1, 2) * (10 if place == 0 else 1))
         found.append({"durations": durations})
     return found
@@ -55,7 +63,12 @@ def test_it_is_told_if_the_slowest_tenth_is_trained_less_than_half_as_often(
 
 
 def test_nothing_is_said_of_too_few_groups_or_of_a_journal_without_durations() -> None:
-    assert tenths([]) == tenths([{}, {"durations": {}}]) == tenths([{"durations": {"stale": [1.0] * 9}}]) == []
+    assert (
+        tenths([])
+        == tenths([{}, {"durations": {}}])
+        == tenths([{"durations": {"stale": [1.0] * 9}}])
+        == []
+    )
     assert warning(lines(0.0, groups=40)) is None
     assert len(tenths([{"durations": {"trained": [0.5] * 23}}])) == 10
 
@@ -68,8 +81,16 @@ def timed(number: int, seconds: float, kind: Kind = Kind.TRAIN) -> Group:
 def test_a_step_records_how_long_its_train_groups_took_by_their_end() -> None:
     groups = [timed(0, 2.5), timed(1, 40.0), timed(2, 3.0), timed(3, 1.0, Kind.DEMO), make_group(4)]
     dropped = [Drop(2, groups[1].ticket.ticket_id, DropReason.STALE)]
-    pending = PendingBatch(admitted=[(1, groups[0]), (3, groups[2])], consumed=groups, dropped=dropped)
-    line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, StepTimes(1.0, 2.0, 0.1, 2, ended_at=1e9))
+    pending = PendingBatch(
+        admitted=[(1, groups[0]), (3, groups[2])], consumed=groups, dropped=dropped
+    )
+    line = metrics_line(
+        Phase.RL,
+        PolicyVersion(version=1),
+        pending,
+        STATS,
+        StepTimes(1.0, 2.0, 0.1, 2, ended_at=1e9),
+    )
     assert line["durations"] == {"trained": [2.5, 3.0], "stale": [40.0]}
     metrics = Metrics()
     mirror_metrics(metrics, line, pending)

@@ -23,13 +23,19 @@ def config(tmp_path: Path) -> RunConfig:
 
 def test_every_warning_and_error_of_the_program_has_its_sentence() -> None:
     sources = [
-        path for package in ("actors", "broker", "common", "envs", "learner") for path in (ROOT / package).rglob("*.py")
+        path
+        for package in ("actors", "broker", "common", "envs", "learner")
+        for path in (ROOT / package).rglob("*.py")
     ]
     texts = [
         path.read_text()
         for path in (
             *sources,
-            *(file for file in (ROOT / "ops").rglob("*.py") if ROOT / "ops/bench" not in file.parents),
+            *(
+                file
+                for file in (ROOT / "ops").rglob("*.py")
+                if ROOT / "ops/bench" not in file.parents
+            ),
         )
     ]
     logged = {event for text in texts for event in LOGGED.findall(text)}
@@ -37,7 +43,9 @@ def test_every_warning_and_error_of_the_program_has_its_sentence() -> None:
     assert logged - set(NO_TROUBLE) == set(TROUBLES)
 
 
-def test_a_trouble_is_told_once_a_part_with_its_count_its_last_time_and_what_was_said(config: RunConfig) -> None:
+def test_a_trouble_is_told_once_a_part_with_its_count_its_last_time_and_what_was_said(
+    config: RunConfig,
+) -> None:
     reader = TroubleReader(config.run_dir / "logs")
     write_log(config, "actor-0", "group_broken", 100.0, error="first")
     write_log(config, "actor-0", "weights_applied", 101.0)
@@ -45,8 +53,17 @@ def test_a_trouble_is_told_once_a_part_with_its_count_its_last_time_and_what_was
     write_log(config, "actor-0", "group_broken", 102.0, error="second")
     write_log(config, "learner", "batch_starved", 101.0, hint="other tasks", success_rate=1.0)
     broken, starved = collect(reader.events())
-    assert (broken.part, broken.count, broken.last, broken.detail) == ("actor-0", 2, 102.0, "second")
-    assert (starved.event, starved.detail, starved.log_file.name) == ("batch_starved", "other tasks", "learner.log")
+    assert (broken.part, broken.count, broken.last, broken.detail) == (
+        "actor-0",
+        2,
+        102.0,
+        "second",
+    )
+    assert (starved.event, starved.detail, starved.log_file.name) == (
+        "batch_starved",
+        "other tasks",
+        "learner.log",
+    )
     write_log(config, "actor-0", "group_broken", 110.0, error="third")
     assert [trouble.count for trouble in collect(reader.events(), [broken, starved])] == [3, 1]
 
@@ -55,12 +72,21 @@ def test_a_part_that_ended_is_looked_for_in_its_own_log(config: RunConfig) -> No
     write_log(config, "learner", "service_opened", 1.0)
     write_log(config, "console", "part_ended", 2.0, part="learner", code=-9)
     (trouble,) = collect(TroubleReader(config.run_dir / "logs").events())
-    assert (str(trouble), trouble.log_file.name) == ("learner: ended and was started again", "learner.log")
+    assert (str(trouble), trouble.log_file.name) == (
+        "learner: ended and was started again",
+        "learner.log",
+    )
 
 
 def test_a_log_that_began_anew_is_read_from_there_and_its_writer_goes_on(config: RunConfig) -> None:
     reader = TroubleReader(config.run_dir / "logs")
-    write_log(config, "learner", "batch_starved", 1.0, hint="a long text that makes the log longer than it may be")
+    write_log(
+        config,
+        "learner",
+        "batch_starved",
+        1.0,
+        hint="a long text that makes the log longer than it may be",
+    )
     log = config.run_dir / "logs" / "learner.log"
     size = log.stat().st_size
     with log.open("ab") as writer:  # as `train` opens it for a part

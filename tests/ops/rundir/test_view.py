@@ -20,8 +20,13 @@ CONFIG = RunConfig.load([], ["--imitation.steps=2", "--rl.steps=6", "--eval.ever
 
 def journal(steps: int, *versions: int) -> Files:
     """Return the journal of a run of two steps of imitation, whose evaluation of version V had V tenths of success."""
-    metrics = [LINE | {"step": step, "phase": "imitation" if step <= 2 else "rl"} for step in range(1, steps + 1)]
-    return Files(metrics, evals=[EVAL | {"version": each, "success_rate": each / 10} for each in versions])
+    metrics = [
+        LINE | {"step": step, "phase": "imitation" if step <= 2 else "rl"}
+        for step in range(1, steps + 1)
+    ]
+    return Files(
+        metrics, evals=[EVAL | {"version": each, "success_rate": each / 10} for each in versions]
+    )
 
 
 def progress(step: int, *, finished: bool = False) -> Progress:
@@ -32,12 +37,30 @@ def progress(step: int, *, finished: bool = False) -> Progress:
     ("files", "reported", "training", "state", "ended"),
     [
         (journal(8, 0, 2, 5, 8), None, None, "finished", True),
-        (journal(8, 0, 2, 5), None, None, "stopped", False),  # an evaluation is missing; no `train` was ever here
+        (
+            journal(8, 0, 2, 5),
+            None,
+            None,
+            "stopped",
+            False,
+        ),  # an evaluation is missing; no `train` was ever here
         (journal(8, 0, 2, 5), None, False, "stopped", True),
         (journal(8, 0, 2, 5), None, True, "running", False),
-        (journal(8, 0, 2, 5, 8), progress(8), True, "running", False),  # the learner's report counts
+        (
+            journal(8, 0, 2, 5, 8),
+            progress(8),
+            True,
+            "running",
+            False,
+        ),  # the learner's report counts
         (journal(3, 0), progress(8, finished=True), None, "finished", True),
-        (journal(6, 0), progress(6, finished=True), None, "no learner yet", False),  # it was given more steps
+        (
+            journal(6, 0),
+            progress(6, finished=True),
+            None,
+            "no learner yet",
+            False,
+        ),  # it was given more steps
         (Files(), None, None, "stopped", False),
     ],
 )
@@ -50,10 +73,18 @@ def test_whether_a_run_is_over_has_one_answer(
 
 
 def test_the_end_of_a_run_is_what_all_of_its_records_say() -> None:
-    weights = WeightsManifest(policy=PolicyVersion(version=8), weights_bytes=1, digest="0" * 32, finished_step=9)
+    weights = WeightsManifest(
+        policy=PolicyVersion(version=8), weights_bytes=1, digest="0" * 32, finished_step=9
+    )
     done = progress(8, finished=True)
     assert end_of_run(8, done) == end_of_run(8, done, weights) == 8
-    assert end_of_run(9, done) is end_of_run(8, progress(8)) is end_of_run(8, done, None) is end_of_run(8) is None
+    assert (
+        end_of_run(9, done)
+        is end_of_run(8, progress(8))
+        is end_of_run(8, done, None)
+        is end_of_run(8)
+        is None
+    )
     assert end_of_run(9, weights) == 9
 
 
@@ -78,7 +109,9 @@ def test_what_training_added_is_told_by_the_turning_points() -> None:
     for (steps, *versions), gain in gains.items():
         assert RunView("r", CONFIG, files=journal(steps, *versions)).gain == gain
     unmeasured = journal(8, 0, 2)
-    lost = Files(unmeasured.metrics, evals=[*unmeasured.evals, EVAL | {"version": 8, "success_rate": None}])
+    lost = Files(
+        unmeasured.metrics, evals=[*unmeasured.evals, EVAL | {"version": 8, "success_rate": None}]
+    )
     assert RunView("r", CONFIG, files=lost).gain == gains[2, 0, 2]
 
 
@@ -87,8 +120,12 @@ def test_success_in_training_is_that_of_the_policy_and_weighted_by_episodes() ->
         return LINE | {"phase": phase, "success_rate": rate, "episodes": episodes}
 
     few, many = line("rl", 1.0, 1), line("rl", 0.0, 3)
-    assert Files([line("imitation", 1.0), few, many, line("rl", None, 0)]).success == TrainingSuccess(3, 0.25, 0.25)
-    assert Files([*[line("rl", 0.0)] * 5, *[line("rl", 0.5)] * 5]).success == TrainingSuccess(5, 0.0, 0.5)
+    assert Files(
+        [line("imitation", 1.0), few, many, line("rl", None, 0)]
+    ).success == TrainingSuccess(3, 0.25, 0.25)
+    assert Files([*[line("rl", 0.0)] * 5, *[line("rl", 0.5)] * 5]).success == TrainingSuccess(
+        5, 0.0, 0.5
+    )
     assert Files([line("imitation", 1.0)]).success == TrainingSuccess(0, None, None)
 
 
@@ -121,7 +158,9 @@ def test_the_ends_of_tickets_are_counted_by_the_broker_or_else_by_the_files() ->
     reported = progress(3).model_copy(update={"outcomes": {Kind.TRAIN: Outcomes(trained=7)}})
     broker = broker_status(CONFIG, reported, issued=dict.fromkeys(Kind, 9))
     asked = RunView("r", CONFIG, files=view.files, broker=broker)
-    assert dict(asked.accounts()) == {Kind.TRAIN: "9 issued = 7 trained + 0 dropped + 0 void + 2 outstanding"}
+    assert dict(asked.accounts()) == {
+        Kind.TRAIN: "9 issued = 7 trained + 0 dropped + 0 void + 2 outstanding"
+    }
 
 
 def test_the_time_left_is_that_of_the_last_steps_and_of_the_present_phase() -> None:

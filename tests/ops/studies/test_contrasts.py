@@ -17,7 +17,18 @@ def outcome(variant: str, seed: int, seconds: list[float], rates: list[float]) -
     curve = Curve(np.arange(float(len(rates))), along, along, along, along, successes, episodes)
     start, final = (Success(float(successes[place]), EPISODES) for place in (0, -1))
     return RunOutcome(
-        variant, seed, start, final, curve, "evaluations", *(None,) * 5, False, None, 0, 0, wall_s=seconds[-1]
+        variant,
+        seed,
+        start,
+        final,
+        curve,
+        "evaluations",
+        *(None,) * 5,
+        False,
+        None,
+        0,
+        0,
+        wall_s=seconds[-1],
     )
 
 
@@ -25,7 +36,9 @@ def test_an_arm_that_trains_as_well_in_a_third_of_the_time_needs_a_third() -> No
     quick = [outcome("quick", seed, [0, 50, 100], [0.4, 0.6, 0.8]) for seed in range(3)]
     slow = [outcome("slow", seed, [0, 150, 300], [0.4, 0.6, 0.8]) for seed in range(3)]
     found = end_cost(quick, slow, "seconds")
-    assert (found.success, found.spent, found.against_spent) == pytest.approx((0.8, 100, 300), rel=1e-2)
+    assert (found.success, found.spent, found.against_spent) == pytest.approx(
+        (0.8, 100, 300), rel=1e-2
+    )
     assert found.ratio == pytest.approx(1 / 3, rel=1e-2)
     assert found.low == pytest.approx(1 / 3, rel=0.05)
     assert found.high == pytest.approx(1 / 3, rel=0.05)
@@ -36,7 +49,9 @@ def test_the_success_is_that_of_the_arm_that_ends_lower() -> None:
     higher = [outcome("higher", 0, [0, 100], [0.4, 0.8])]
     lower = [outcome("lower", 0, [0, 100], [0.4, 0.6])]
     found = end_cost(higher, lower, "seconds")
-    assert (found.success, found.spent, found.against_spent) == pytest.approx((0.6, 50, 100), rel=1e-2)
+    assert (found.success, found.spent, found.against_spent) == pytest.approx(
+        (0.6, 50, 100), rel=1e-2
+    )
     assert found.ratio == pytest.approx(0.5, rel=1e-2)
 
 

@@ -24,15 +24,26 @@ def journal(place: Path, name: str, rates: Sequence[float], **fields: Any) -> Pa
     run_dir = place / name
     run_dir.mkdir()
     line: dict[str, Any] = {"episodes": 20, "error_share": 0.0, "truncated_share": 0.5, "ess": 0.5}
-    line |= {"staleness_mean": 1.0, "staleness_max": 2, "environment_steps": 10, "generated_tokens": 50} | fields
+    line |= {
+        "staleness_mean": 1.0,
+        "staleness_max": 2,
+        "environment_steps": 10,
+        "generated_tokens": 50,
+    } | fields
     lines = [{"phase": "imitation", "step": step, "environment_steps": 999} for step in (1, 2)]
-    lines += [line | {"phase": "rl", "step": 3 + step, "success_rate": rate} for step, rate in enumerate(rates)]
+    lines += [
+        line | {"phase": "rl", "step": 3 + step, "success_rate": rate}
+        for step, rate in enumerate(rates)
+    ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     return run_dir
 
 
 def evaluate(run_dir: Path, *points: tuple[int, int, int]) -> None:
-    lines = [{"step": step, "successes": successes, "episodes": episodes} for step, successes, episodes in points]
+    lines = [
+        {"step": step, "successes": successes, "episodes": episodes}
+        for step, successes, episodes in points
+    ]
     (run_dir / "evals.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 
@@ -58,7 +69,9 @@ def test_training_success_is_that_of_the_last_fifth_weighted_by_valid_episodes(p
 
 def test_evaluations_are_preferred_and_the_start_is_the_one_before_rl(place: Path) -> None:
     run_dir = journal(place, "a", [0.0] * 10)
-    evaluate(run_dir, (0, 1, 64), (2, 8, 64), (12, 32, 64), (7, 16, 64), (7, 20, 64))  # rounds end late, and again
+    evaluate(
+        run_dir, (0, 1, 64), (2, 8, 64), (12, 32, 64), (7, 16, 64), (7, 20, 64)
+    )  # rounds end late, and again
     outcome = read(run_dir)
     assert (outcome.start.successes, outcome.final.successes) == (8, 32)
     assert outcome.measured == "evaluations"
@@ -73,7 +86,13 @@ def test_a_run_without_rl_has_no_outcome(place: Path) -> None:
 
 def test_a_trailing_window_smooths_the_curve(place: Path) -> None:
     outcome = read(journal(place, "a", [0.0] * 10 + [1.0] * 10))
-    assert (outcome.curve.successes / outcome.curve.episodes)[8:13].tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert (outcome.curve.successes / outcome.curve.episodes)[8:13].tolist() == [
+        0.0,
+        0.0,
+        0.5,
+        1.0,
+        1.0,
+    ]
 
 
 def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: Path) -> None:
@@ -87,18 +106,26 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
     comparison = compare(study, outcomes)
     low, high = comparison.rows
     end, at_steps, at_tokens = comparison.contrasts
-    assert [each.axis for each in comparison.contrasts] == ["end", "environment_steps", "generated_tokens"]
+    assert [each.axis for each in comparison.contrasts] == [
+        "end",
+        "environment_steps",
+        "generated_tokens",
+    ]
     assert (end.variant, end.against, end.primary, end.seeds) == ("high", "low", True, (0, 1))
     assert end.difference.mean == pytest.approx(16 / 64)
     assert end.difference.excludes_zero
     assert (at_steps.budget, at_tokens.budget) == (100, 500)
-    assert at_steps.difference.mean == pytest.approx((9 - 2) / 64)  # half of its own way, at twice the cost of a step
+    assert at_steps.difference.mean == pytest.approx(
+        (9 - 2) / 64
+    )  # half of its own way, at twice the cost of a step
     # Low's 18 of 64 come after 2 of high's 18 more, which take 200 environment steps.
     assert at_steps.cost is not None and at_steps.cost.ratio == pytest.approx(2 / 18 * 2, abs=0.003)
     assert high.improvement.mean == pytest.approx(18 / 64)
     assert not low.improvement.excludes_zero
     assert comparison.budgets == {"environment_steps": 100, "generated_tokens": 500}
-    assert high.at_equal_cost["environment_steps"].mean == pytest.approx((16 + 9) / 64)  # half of its own way
+    assert high.at_equal_cost["environment_steps"].mean == pytest.approx(
+        (16 + 9) / 64
+    )  # half of its own way
     assert high.at_equal_cost["generated_tokens"].mean == pytest.approx(34 / 64)
 
     report = markdown(comparison, outcomes)
@@ -113,7 +140,9 @@ def markdown(comparison: Comparison, outcomes: Sequence[RunOutcome]) -> str:
     return "\n".join(results_to_markdown(facts | to_json(comparison, runs), ReportOptions()))
 
 
-def pair_of_arms(place: Path, ours: Sequence[int], theirs: Sequence[int], **fields: Any) -> list[RunOutcome]:
+def pair_of_arms(
+    place: Path, ours: Sequence[int], theirs: Sequence[int], **fields: Any
+) -> list[RunOutcome]:
     """Two arms of three seeds each: 20 RL steps, and these successes of 64 before them and after 10 and 20."""
     outcomes = []
     for variant, successes in (("high", ours), ("low", theirs)):
@@ -128,13 +157,19 @@ def test_the_cost_of_equal_success_is_never_where_it_is_not_reached(place: Path)
     study = read_study(place / "study.toml")
     fast = compare(study, pair_of_arms(place, (16, 32, 48), (16, 24, 32))).contrasts[1]
     assert fast.cost is not None and fast.cost.ratio == pytest.approx(0.5, abs=0.003)
-    assert fast.cost.low is not None and fast.cost.high is not None and fast.cost.low < 0.5 < fast.cost.high
+    assert (
+        fast.cost.low is not None
+        and fast.cost.high is not None
+        and fast.cost.low < 0.5 < fast.cost.high
+    )
     (place / "slow").mkdir()
     slow = compare(study, pair_of_arms(place / "slow", (16, 20, 20), (16, 24, 48))).contrasts[1]
     assert slow.cost is not None and (slow.cost.ratio, slow.cost.high) == (None, None)
 
 
-def test_a_run_that_gave_up_ends_no_comparison_and_counts_with_its_last_success(place: Path) -> None:
+def test_a_run_that_gave_up_ends_no_comparison_and_counts_with_its_last_success(
+    place: Path,
+) -> None:
     study = read_study(place / "study.toml")
     outcomes = pair_of_arms(place, (16, 32, 48), (16, 24, 32))
     gone = journal(place, "gone", [0.5, 0.2])
@@ -142,7 +177,11 @@ def test_a_run_that_gave_up_ends_no_comparison_and_counts_with_its_last_success(
     # One `low` run collapses in its third step: 16 of 64 is what it had before that.
     collapsed = read_outcome(gone, "low", 2, 60.0, gave_up=True, at_end=0.0)
     assert collapsed is not None
-    assert (collapsed.start.successes, collapsed.final.successes, collapsed.collapsed) == (16, 0, True)
+    assert (collapsed.start.successes, collapsed.final.successes, collapsed.collapsed) == (
+        16,
+        0,
+        True,
+    )
     comparison = compare(study, [*outcomes[:5], collapsed])
     assert comparison.budgets["environment_steps"] == 200
     low = comparison.rows[0]
@@ -157,7 +196,9 @@ def test_a_run_that_gave_up_ends_no_comparison_and_counts_with_its_last_success(
     dipped = journal(place, "dipped", [0.5] * 20)
     evaluate(dipped, (2, 60, 64), (12, 45, 64))
     once = read_outcome(dipped, "low", 2, 60.0, gave_up=True, at_end=0.5)
-    assert once is not None and once.collapsed is False, "a success in training is no second evaluation"
+    assert once is not None and once.collapsed is False, (
+        "a success in training is no second evaluation"
+    )
     evaluate(dipped, (2, 60, 64), (22, 29, 64))
     for at_end, collapses in ((0.9, False), (0.1, True)):  # its last version was evaluated at 45 %
         seen = read_outcome(dipped, "low", 2, 60.0, gave_up=True, at_end=at_end)
@@ -199,9 +240,17 @@ def test_training_episodes_are_counted_by_horizon(place: Path) -> None:
     run_dir = journal(place, "a", [0.5, 0.5])
     (run_dir / "episodes").mkdir()
 
-    def episode(horizon: int, success: bool, stop: str, *texts: str, ticket: str = "train-1") -> dict[str, Any]:
+    def episode(
+        horizon: int, success: bool, stop: str, *texts: str, ticket: str = "train-1"
+    ) -> dict[str, Any]:
         turns = [{"text": text} for text in texts]
-        return {"ticket": ticket, "horizon": horizon, "success": success, "stop": stop, "turns": turns}
+        return {
+            "ticket": ticket,
+            "horizon": horizon,
+            "success": success,
+            "stop": stop,
+            "turns": turns,
+        }
 
     for step, records in {
         3: [

@@ -13,7 +13,14 @@ from horizonrl.ops.studies.played import Played, add_up, read_played
 
 PLAYED = st.builds(
     lambda horizon, solved, unsolved, repeated: Played(
-        horizon, solved + unsolved, solved, unsolved, 2 * solved, 3 * unsolved, min(repeated, 2 * unsolved), unsolved
+        horizon,
+        solved + unsolved,
+        solved,
+        unsolved,
+        2 * solved,
+        3 * unsolved,
+        min(repeated, 2 * unsolved),
+        unsolved,
     ),
     st.sampled_from((4, 9, 18)),
     *[st.integers(0, 50)] * 3,
@@ -22,10 +29,14 @@ PLAYED = st.builds(
 
 def episode(ticket: str, horizon: int, stop: str, success: bool | None, texts: str) -> str:
     turns = [{"text": text} for text in texts]
-    return json.dumps({"ticket": ticket, "horizon": horizon, "stop": stop, "success": success, "turns": turns})
+    return json.dumps(
+        {"ticket": ticket, "horizon": horizon, "stop": stop, "success": success, "turns": turns}
+    )
 
 
-def test_broken_and_demonstrated_episodes_are_left_out_and_repetitions_counted(tmp_path: Path) -> None:
+def test_broken_and_demonstrated_episodes_are_left_out_and_repetitions_counted(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "episodes").mkdir()
     lines = {
         "step-000001": [
@@ -43,10 +54,30 @@ def test_broken_and_demonstrated_episodes_are_left_out_and_repetitions_counted(t
         "eval-000002": [episode("eval-00000000", 18, "terminated", True, "a")],
     }
     for name, records in lines.items():
-        (tmp_path / "episodes" / f"{name}.jsonl").write_text("".join(f"{record}\n" for record in records))
+        (tmp_path / "episodes" / f"{name}.jsonl").write_text(
+            "".join(f"{record}\n" for record in records)
+        )
     assert read_played(tmp_path) == (
-        Played(4, episodes=3, solved=1, truncated=1, turns_solved=2, turns_unsolved=7, repeated=4, by_context=0),
-        Played(9, episodes=2, solved=0, truncated=2, turns_solved=0, turns_unsolved=10, repeated=2, by_context=1),
+        Played(
+            4,
+            episodes=3,
+            solved=1,
+            truncated=1,
+            turns_solved=2,
+            turns_unsolved=7,
+            repeated=4,
+            by_context=0,
+        ),
+        Played(
+            9,
+            episodes=2,
+            solved=0,
+            truncated=2,
+            turns_solved=0,
+            turns_unsolved=10,
+            repeated=2,
+            by_context=1,
+        ),
     )
 
 

@@ -75,15 +75,27 @@ def test_a_variants_own_recipe_takes_the_place_of_the_studys(place: Path) -> Non
     assert [each.config.rl.steps for each in plan(study, place / "out")] == [10, 12, 10, 12]
     assert carry_out(place) == 0
     results = json.loads((place / "out" / "results.json").read_text())
-    assert (results["recipe"], "; high: " in results["evaluation"]) == ("base.toml, laptop.toml", True)
+    assert (results["recipe"], "; high: " in results["evaluation"]) == (
+        "base.toml, laptop.toml",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (STUDY.replace("rl.lr = 1e-4", "rl.learning_rate = 1e-4"), "variant high: rl.learning_rate: no such key"),
-        (STUDY.replace("rl.lr = 1e-4\nenvs", "rl.lr = 1e-5\n#"), "variants low and high resolve to the same config"),
-        (STUDY.replace("rl.lr = 1e-4", "rl.steps = 0\nimitation.steps = 3"), "variant high: rl.steps is 0"),
+        (
+            STUDY.replace("rl.lr = 1e-4", "rl.learning_rate = 1e-4"),
+            "variant high: rl.learning_rate: no such key",
+        ),
+        (
+            STUDY.replace("rl.lr = 1e-4\nenvs", "rl.lr = 1e-5\n#"),
+            "variants low and high resolve to the same config",
+        ),
+        (
+            STUDY.replace("rl.lr = 1e-4", "rl.steps = 0\nimitation.steps = 3"),
+            "variant high: rl.steps is 0",
+        ),
     ],
 )
 def test_every_config_is_checked_before_the_first_run(place: Path, text: str, message: str) -> None:
@@ -94,9 +106,12 @@ def test_every_config_is_checked_before_the_first_run(place: Path, text: str, me
 
 
 @pytest.mark.parametrize(
-    ("selection", "message"), [({"seeds": [2]}, "names \\[2\\]"), ({"only": ["mid"]}, "mid matches no variant")]
+    ("selection", "message"),
+    [({"seeds": [2]}, "names \\[2\\]"), ({"only": ["mid"]}, "mid matches no variant")],
 )
-def test_asking_for_what_the_study_lacks_is_refused(place: Path, selection: dict[str, Any], message: str) -> None:
+def test_asking_for_what_the_study_lacks_is_refused(
+    place: Path, selection: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         carry_out(place, **selection)
 
@@ -119,7 +134,10 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     results = json.loads((out / "results.json").read_text())
     assert results["command"].endswith("study.toml --directory DIR`")  # no path of this machine
     low, high = results["variants"]
-    assert (low["final"]["mean"], high["final"]["mean"]) == (pytest.approx(0.095), pytest.approx(0.95))
+    assert (low["final"]["mean"], high["final"]["mean"]) == (
+        pytest.approx(0.095),
+        pytest.approx(0.95),
+    )
     assert results["runs"][0]["environment_steps"] == 320
     assert "|`high`−`low` (primary)|updates|" in (out / "report.md").read_text()
     for axis in ("steps", "environment-steps", "generated-tokens"):
@@ -136,7 +154,10 @@ def test_the_runs_of_another_machine_are_reported_beside_its_own(
     assert carry_out(place, seeds=[0]) == 0
     elsewhere = (place / "out").rename(place / "elsewhere") / "results.json"
     assert carry_out(place, earlier=[elsewhere]) == 0
-    assert "--with: 2 of 4 runs have finished; to train: low-seed1, high-seed1" in capsys.readouterr().out
+    assert (
+        "--with: 2 of 4 runs have finished; to train: low-seed1, high-seed1"
+        in capsys.readouterr().out
+    )
     assert started(place) == ["low-seed1", "high-seed1"]
     parts = json.loads((place / "out" / "results.json").read_text())
     assert parts["runs"] and [(run["variant"], run["seed"]) for run in parts["runs"]] == [
@@ -159,10 +180,16 @@ def test_the_runs_of_another_machine_are_reported_beside_its_own(
             del env["loss_weight"]
     elsewhere.write_text(json.dumps(older))
     assert carry_out(place, earlier=[elsewhere], report_only=True) == 0
-    with pytest.raises(ConfigError, match=r"low-seed0 was run with another envs.0.weight \(1.0, now 2.0\)"):
-        carry_out(place, earlier=[elsewhere], overrides=['--envs=[{"id": "textcraft", "weight": 2.0}]'])
+    with pytest.raises(
+        ConfigError, match=r"low-seed0 was run with another envs.0.weight \(1.0, now 2.0\)"
+    ):
+        carry_out(
+            place, earlier=[elsewhere], overrides=['--envs=[{"id": "textcraft", "weight": 2.0}]']
+        )
 
-    with pytest.raises(ConfigError, match=r"low-seed0 was run with another rl.steps \(10, now 12\)"):
+    with pytest.raises(
+        ConfigError, match=r"low-seed0 was run with another rl.steps \(10, now 12\)"
+    ):
         carry_out(place, earlier=[elsewhere], overrides=["--rl.steps=12"])
     with pytest.raises(ConfigError, match="hold a run twice: low of seed 0, high of seed 0"):
         carry_out(place, earlier=[elsewhere, elsewhere])
@@ -175,7 +202,10 @@ def test_the_runs_of_another_machine_are_reported_beside_its_own(
 def test_a_run_of_another_study_is_the_same_if_its_config_is(place: Path) -> None:
     # "high" here is what the study calls "low"; its own "high" is not among them.
     (place / "study.toml").write_text(
-        STUDY.replace('"rates"', '"others"').replace("1e-4", "1e-3").replace("high", "best").replace("low", "high")
+        STUDY.replace('"rates"', '"others"')
+        .replace("1e-4", "1e-3")
+        .replace("high", "best")
+        .replace("low", "high")
     )
     assert carry_out(place, seeds=[0]) == 0
     others = (place / "out").rename(place / "others") / "results.json"
@@ -185,7 +215,10 @@ def test_a_run_of_another_study_is_the_same_if_its_config_is(place: Path) -> Non
     results = json.loads((place / "out" / "results.json").read_text())
     found = {run["variant"]: run["curve"]["successes"][-1] for run in results["runs"]}
     assert found == {"low": pytest.approx(1.6), "high": pytest.approx(16)}
-    with pytest.raises(ConfigError, match="of another study, and none of its runs has the config and seed of one here"):
+    with pytest.raises(
+        ConfigError,
+        match="of another study, and none of its runs has the config and seed of one here",
+    ):
         carry_out(place, earlier=[others], overrides=["--rl.steps=12"])
 
     # Without what tells the two apart, it could be either.
@@ -220,7 +253,9 @@ def test_a_phase_has_seeds_variants_and_overrides_of_its_own(place: Path) -> Non
 
 def test_a_run_without_anything_left_to_learn_is_a_result_and_a_collapse(place: Path) -> None:
     child = (place / "child.py").read_text()
-    (place / "child.py").write_text(child + '\nprint("error: hardly any group can be trained on (...)")\nsys.exit(2)\n')
+    (place / "child.py").write_text(
+        child + '\nprint("error: hardly any group can be trained on (...)")\nsys.exit(2)\n'
+    )
     assert carry_out(place, seeds=[0], only=["low"]) == 0
     assert json.loads((place / "out" / "results.json").read_text())["variants"][0]["collapsed"] == 1
     assert carry_out(place, seeds=[0], only=["low"]) == 0
@@ -282,11 +317,15 @@ def test_an_interrupted_study_ends_its_child_in_order_and_goes_on_later(
 def test_a_directory_of_another_study_is_refused(place: Path) -> None:
     assert carry_out(place) == 0
     (place / "study.toml").write_text(STUDY.replace("1e-5", "2e-5"))
-    with pytest.raises(ConfigError, match=r"low-seed0 was begun with another rl.lr \(1e-05, now 2e-05\)"):
+    with pytest.raises(
+        ConfigError, match=r"low-seed0 was begun with another rl.lr \(1e-05, now 2e-05\)"
+    ):
         carry_out(place)
 
 
-def test_the_command_line_reaches_the_study(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_reaches_the_study(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["study", "learning", str(place / "study.toml"), "--directory", str(place / "out")]
     assert main([*command, "--report-only", "--seeds", "0,1", "--only", "low"]) == 1
     assert "no run has finished" in capsys.readouterr().out

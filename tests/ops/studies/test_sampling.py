@@ -28,7 +28,9 @@ def group(returns: Sequence[float], turns: Sequence[int] | None = None) -> Playe
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=7), st.data())
-def test_the_chance_of_equal_returns_is_that_over_all_subsets(returns: list[float], data: st.DataObject) -> None:
+def test_the_chance_of_equal_returns_is_that_over_all_subsets(
+    returns: list[float], data: st.DataObject
+) -> None:
     count = data.draw(st.integers(1, len(returns)))
     subsets = list(itertools.combinations(returns, count))
     expected = sum(len(set(subset)) == 1 for subset in subsets) / len(subsets)
@@ -42,8 +44,13 @@ def test_a_screen_of_half_saves_half_of_a_uniform_group() -> None:
     assert (found.informative, found.steps, found.episodes) == pytest.approx((0.5, 9, 2))
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(1, 9)), min_size=3, max_size=7), st.data())
-def test_the_steps_of_a_screen_are_those_over_all_subsets(played: list[tuple[float, int]], data: st.DataObject) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(1, 9)), min_size=3, max_size=7),
+    st.data(),
+)
+def test_the_steps_of_a_screen_are_those_over_all_subsets(
+    played: list[tuple[float, int]], data: st.DataObject
+) -> None:
     count = data.draw(st.integers(1, len(played) - 1))
     every = sum(turns for _, turns in played)
     spent = [
@@ -73,7 +80,9 @@ def test_a_group_is_stopped_in_the_turn_that_decides() -> None:
 
 def test_the_groups_as_played_are_the_measure() -> None:
     found = {each.rule: each for each in costs([group([1, 0, 0, 0]), group([0, 0, 0, 0])])}
-    assert found.keys() == {f"{rule}-{count}" for rule in ("screen", "smaller", "stop") for count in (2, 3)}
+    assert found.keys() == {
+        f"{rule}-{count}" for rule in ("screen", "smaller", "stop") for count in (2, 3)
+    }
     two = found["screen-2"]
     assert two.lost == pytest.approx(0.5)
     assert two.spread == pytest.approx(1.0), "there is one informative group only"
@@ -90,7 +99,9 @@ def test_groups_without_any_difference_are_refused() -> None:
         costs([group([1, 1])])
 
 
-def test_a_run_is_read_from_its_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_read_from_its_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="has no episodes"):
         list(read_groups(tmp_path))
     (tmp_path / "episodes").mkdir()
@@ -107,7 +118,9 @@ def test_a_run_is_read_from_its_episodes(tmp_path: Path, capsys: pytest.CaptureF
     ]
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (tmp_path / "episodes" / "step-000001.jsonl").write_text(lines)
-    assert list(read_groups(tmp_path)) == [group([1, 0, 0], [2, 4, 4])], "broken groups and demonstrations are left out"
+    assert list(read_groups(tmp_path)) == [group([1, 0, 0], [2, 4, 4])], (
+        "broken groups and demonstrations are left out"
+    )
     (tmp_path / "config.toml").write_text("run.seed = 7\n")
     assert run([tmp_path], tmp_path / "found.json") == 0
     assert "screen-2" in capsys.readouterr().out

@@ -26,7 +26,8 @@ from horizonrl.ops.studies.statistics import (
 
 
 @pytest.mark.parametrize(
-    ("degrees", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)]
+    ("degrees", "quantile"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)],
 )
 def test_the_quantiles_are_those_of_the_printed_tables(degrees: int, quantile: float) -> None:
     assert student_quantile(0.95, degrees) == pytest.approx(quantile, abs=6e-4)
@@ -34,10 +35,14 @@ def test_the_quantiles_are_those_of_the_printed_tables(degrees: int, quantile: f
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 8])
 def test_the_share_is_the_integral_of_the_density(degrees: int) -> None:
-    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(
+        degrees * math.pi
+    )
     grid = np.linspace(-1.7, 1.7, 200_001)
     density = scale * (1 + grid**2 / degrees) ** (-(degrees + 1) / 2)
-    assert student_share(1.7, degrees) == pytest.approx(float(np.trapezoid(density, grid)), abs=1e-8)
+    assert student_share(1.7, degrees) == pytest.approx(
+        float(np.trapezoid(density, grid)), abs=1e-8
+    )
 
 
 def test_the_interval_and_the_test_are_those_of_the_sleep_data() -> None:
@@ -54,7 +59,10 @@ def test_the_interval_and_the_test_are_those_of_the_sleep_data() -> None:
 
 def test_nothing_is_tested_that_shows_no_spread() -> None:
     """R: t.test(...) stops with "data are essentially constant"."""
-    assert student_interval(np.array([0.4])) is None and paired_test(np.array([0.4]), np.array([0.1])) is None
+    assert (
+        student_interval(np.array([0.4])) is None
+        and paired_test(np.array([0.4]), np.array([0.1])) is None
+    )
     # Two seeds with the same difference, whose last bits differ.
     assert paired_test(np.array([0.3, 0.8]), np.array([0.2, 0.7])) is None
     assert paired_test(np.array([0.5, 0.5]), np.array([0.5, 0.5])) is None
@@ -85,14 +93,18 @@ def test_fishers_test_is_that_of_the_lady_tasting_tea() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
-def test_fishers_test_counts_the_arrangements_that_are_no_likelier(runs: int, others: int, data: st.DataObject) -> None:
+def test_fishers_test_counts_the_arrangements_that_are_no_likelier(
+    runs: int, others: int, data: st.DataObject
+) -> None:
     events, other_events = data.draw(st.integers(0, runs)), data.draw(st.integers(0, others))
     counts = [
         sum(place < runs for place in chosen)
         for chosen in itertools.combinations(range(runs + others), events + other_events)
     ]
     likelier = [count for count in counts if counts.count(count) <= counts.count(events)]
-    assert fisher_exact(events, runs, other_events, others) == pytest.approx(len(likelier) / len(counts))
+    assert fisher_exact(events, runs, other_events, others) == pytest.approx(
+        len(likelier) / len(counts)
+    )
 
 
 @pytest.mark.parametrize(("deviation", "seeds"), [(2, 5), (3, 8), (4, 13), (5, 18)])
@@ -118,11 +130,15 @@ def test_the_summaries_are_rliables() -> None:
     assert probability_of_improvement(X, Y) == pytest.approx(1 / 3)
 
 
-@given(st.lists(st.floats(-5, 5), min_size=4, max_size=24).filter(lambda values: len(values) % 4 == 0))
+@given(
+    st.lists(st.floats(-5, 5), min_size=4, max_size=24).filter(lambda values: len(values) % 4 == 0)
+)
 def test_the_interquartile_mean_leaves_a_quarter_out_on_each_side(values: list[float]) -> None:
     quarter = len(values) // 4
     middle = sorted(values)[quarter:-quarter]
-    assert float(interquartile_mean(np.array(values).reshape(2, -1))) == pytest.approx(np.mean(middle), abs=1e-9)
+    assert float(interquartile_mean(np.array(values).reshape(2, -1))) == pytest.approx(
+        np.mean(middle), abs=1e-9
+    )
 
 
 def test_pooling_draws_seeds_tasks_and_episodes_as_the_claim_asks() -> None:
@@ -136,4 +152,6 @@ def test_pooling_draws_seeds_tasks_and_episodes_as_the_claim_asks() -> None:
     assert width(alike, 1e6) < 0.01 < width(alike, 50)
     assert width(alike, 1e6, new_tasks=True) > 0.2  # other tasks would be easier or harder
     seeds = [[0.2] * 4, [0.4] * 4, [0.6] * 4, [0.8] * 4]
-    assert width(seeds, 1e6) > 0.2 and width(seeds, 1e6, new_tasks=True) == pytest.approx(width(seeds, 1e6), rel=0.1)
+    assert width(seeds, 1e6) > 0.2 and width(seeds, 1e6, new_tasks=True) == pytest.approx(
+        width(seeds, 1e6), rel=0.1
+    )

@@ -16,7 +16,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_overrides_are_quoted_keys_or_tables_and_a_variants_own_win(place: Path) -> None:
-    study = study_of(place, STUDY.replace('"rl.groups_per_step" = 2', '"rl.groups_per_step" = 2\nrl.lr = 1.0'))
+    study = study_of(
+        place, STUDY.replace('"rl.groups_per_step" = 2', '"rl.groups_per_step" = 2\nrl.lr = 1.0')
+    )
     assert [variant.name for variant in study.variants] == ["low", "high"]
     configs = {each.name: each.config for each in plan(study, place / "out")}
     assert (configs["low-seed1"].rl.lr, configs["low-seed1"].rl.groups_per_step) == (1e-5, 2)
@@ -69,16 +71,28 @@ def test_a_grid_is_the_product_of_its_axes(place: Path) -> None:
         ),
         (STUDY.replace("[0, 1]", "[]"), "seeds: List should have at least 1 item"),
         (STUDY.replace("[0, 1]", "[0, 0]"), "seeds names one twice: [0, 0]"),
-        (STUDY + "\n[phases.small]\nseeds = [3, 3]\n", "phases.small.seeds names one twice: [3, 3]"),
+        (
+            STUDY + "\n[phases.small]\nseeds = [3, 3]\n",
+            "phases.small.seeds names one twice: [3, 3]",
+        ),
         (STUDY.replace("[variants.high]", "[variants.low]"), "is not TOML"),
         (STUDY.replace("[variants.high]", '[variants."high lr"]'), "variants.high lr"),
         (STUDY.replace("base.toml", "gone"), "no recipe 'gone': neither a file nor in ops/recipes"),
-        (STUDY.replace('recipe = "base.toml"', ""), "variant low has recipe None: give it, or the study, the name"),
+        (
+            STUDY.replace('recipe = "base.toml"', ""),
+            "variant low has recipe None: give it, or the study, the name",
+        ),
         (STUDY.replace("rl.lr = 1e-4", "recipe = 3"), "variant high has recipe 3"),
         (STUDY.replace("[variants.high]", "[grid.rate.high]"), "give either [variants] or [grid]"),
         (STUDY.replace("rl.lr = 1e-4", "run.seed = 4"), "run.seed cannot be overridden"),
-        (GRID.replace('"rl.groups_per_step" = 2', '"rl.lr" = 2e-4'), "two axes of [grid] set rl.lr"),
-        (GRID.replace("b = {", "a-1 = {").replace("2 = {", "1-1 = {"), "a-1-1 would name two variants"),
+        (
+            GRID.replace('"rl.groups_per_step" = 2', '"rl.lr" = 2e-4'),
+            "two axes of [grid] set rl.lr",
+        ),
+        (
+            GRID.replace("b = {", "a-1 = {").replace("2 = {", "1-1 = {"),
+            "a-1-1 would name two variants",
+        ),
     ],
 )
 def test_a_wrong_study_is_one_clear_message(place: Path, text: str, message: str) -> None:
@@ -95,7 +109,11 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         assert study.name == path.stem
         sizes[study.name] = len(study.variants)
     assert (sizes.pop("horizon-claim"), sizes.pop("asynchrony")) == (28, 18)
-    assert (sizes.pop("curriculum"), sizes.pop("curriculum-smollm2"), sizes.pop("scenarios")) == (2, 3, 6)
+    assert (sizes.pop("curriculum"), sizes.pop("curriculum-smollm2"), sizes.pop("scenarios")) == (
+        2,
+        3,
+        6,
+    )
     assert sizes.pop("curriculum-scenarios") == 10
     assert sizes == {
         "estimators": 9,
@@ -109,5 +127,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
 
 
 def test_an_unknown_study_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no study 'stalness': .*did you mean staleness\? Known: asynchrony, "):
+    with pytest.raises(
+        ConfigError, match=r"no study 'stalness': .*did you mean staleness\? Known: asynchrony, "
+    ):
         read_study(Path("stalness"))

@@ -76,14 +76,22 @@ def journal(*successes: str, turns: int = 1) -> str:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a study whose evaluations are a program of a few lines; real ones play in CI's studies."""
-    for name, text in (("base.toml", BASE), ("study.toml", TABLE), ("child.py", CHILD), ("eval.py", EVALUATION)):
+    for name, text in (
+        ("base.toml", BASE),
+        ("study.toml", TABLE),
+        ("child.py", CHILD),
+        ("eval.py", EVALUATION),
+    ):
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("ROW", json.dumps(ROW))
     monkeypatch.setenv("PLAYED_BEFORE", journal("llll", "wlll", "wwll"))
     monkeypatch.setenv("PLAYED_AFTER", journal("llll", "wwll", "wwww"))
 
     def commands(*asked: Any) -> list[list[str]]:
-        return [[sys.executable, str(tmp_path / "eval.py"), *words[4:]] for words in table_commands(*asked)]
+        return [
+            [sys.executable, str(tmp_path / "eval.py"), *words[4:]]
+            for words in table_commands(*asked)
+        ]
 
     monkeypatch.setattr(runs, "table_commands", commands)
     return tmp_path
@@ -102,7 +110,9 @@ def test_a_run_plays_its_tables_once_before_its_checkpoints_go(place: Path) -> N
     assert tables["after"] == {
         "settings": {},
         "samples": [4],
-        "blocks": [{"turns": {"textcraft": 2}, "rows": [ROW | {"success_rate": 0.5, "turns_mean": 3.0}]}],
+        "blocks": [
+            {"turns": {"textcraft": 2}, "rows": [ROW | {"success_rate": 0.5, "turns_mean": 3.0}]}
+        ],
     }
     report = (place / "out" / "report.md").read_text()
     assert "## The 27 tasks: low, seed 0" in report
@@ -145,7 +155,9 @@ def test_a_table_that_fails_keeps_the_checkpoints_and_is_played_again(
     monkeypatch.delenv("BREAK")
     assert carry_out(place) == 0
     played = [line.split()[1] for line in (place / "out" / "played").read_text().splitlines()]
-    assert played == ["before", "after", "before", "after"], "`eval` itself resumes: a complete table takes it seconds"
+    assert played == ["before", "after", "before", "after"], (
+        "`eval` itself resumes: a complete table takes it seconds"
+    )
 
 
 def test_runs_of_a_study_without_tables_cannot_stand_for_those_with(place: Path) -> None:
@@ -156,7 +168,9 @@ def test_runs_of_a_study_without_tables_cannot_stand_for_those_with(place: Path)
     without = (place / "out").rename(place / "without") / "results.json"
     assert json.loads(without.read_text())["runs"][0]["tables"] == {}
     (place / "study.toml").write_text(TABLE)
-    with pytest.raises(ConfigError, match="low of seed 0 comes without the tables that study rates plays"):
+    with pytest.raises(
+        ConfigError, match="low of seed 0 comes without the tables that study rates plays"
+    ):
         carry_out(place, earlier=[without])
 
 
@@ -174,4 +188,7 @@ def test_without_imitation_the_model_as_it_came_is_played(place: Path) -> None:
     config = plan(study, place / "out")[0].config
     before, after = table_commands(Path("RUN"), config, TableFile(tasks=2, samples=4))
     assert before[4:7] == [config.model.name, "--recipe", "RUN/config.toml"]
-    assert after[4:] == "RUN/checkpoints/step-000010 --table --tasks 2 --samples 4 --out RUN/tables/after".split()
+    assert (
+        after[4:]
+        == "RUN/checkpoints/step-000010 --table --tasks 2 --samples 4 --out RUN/tables/after".split()
+    )

@@ -53,10 +53,15 @@ def test_each_role_has_its_spans(run_dir: Path) -> None:
     assert spans[("console", "end")] == (50, 53)
 
 
-def test_the_picture_is_svg_with_a_lane_for_each_role(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture_is_svg_with_a_lane_for_each_role(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = run_dir / "timeline.svg"
     assert timeline.run(run_dir, picture) == 0
-    texts = [element.text for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    texts = [
+        element.text
+        for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert {"learner", "actor-0", "evaluation", "console"} <= set(texts)
     assert "the first RL step after 38 s" in capsys.readouterr().out
 

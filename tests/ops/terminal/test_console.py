@@ -9,10 +9,18 @@ from rich.text import Text
 from horizonrl.common.texts import printable
 from horizonrl.ops.terminal.console import plain_console
 
-CLIPBOARD, CLEAR, TITLE, C1, BIDI = "\x1b]52;c;cm0=\x1b\\", "\x1b[2J", "\x1b]0;t\x07", "\x9b2J", "\u202egnp.exe"
+CLIPBOARD, CLEAR, TITLE, C1, BIDI = (
+    "\x1b]52;c;cm0=\x1b\\",
+    "\x1b[2J",
+    "\x1b]0;t\x07",
+    "\x9b2J",
+    "\u202egnp.exe",
+)
 
 
-@pytest.mark.parametrize("harm", [CLIPBOARD, CLEAR, TITLE, C1, BIDI, "over\rwritten", "\x08\x7f", "\u2066"])
+@pytest.mark.parametrize(
+    "harm", [CLIPBOARD, CLEAR, TITLE, C1, BIDI, "over\rwritten", "\x08\x7f", "\u2066"]
+)
 def test_no_text_moves_the_cursor_sets_the_clipboard_or_turns_the_text_around(harm: str) -> None:
     table = Table(title=harm)
     table.add_row(harm, Text(harm, style="bold"))

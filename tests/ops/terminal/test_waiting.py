@@ -14,7 +14,9 @@ from horizonrl.ops.terminal.waiting import remaining, waiting
 
 def console(terminal: bool) -> tuple[rich.console.Console, io.StringIO]:
     out = io.StringIO()
-    return rich.console.Console(file=out, width=100, force_terminal=terminal, color_system=None), out
+    return rich.console.Console(
+        file=out, width=100, force_terminal=terminal, color_system=None
+    ), out
 
 
 def test_in_a_file_a_wait_is_a_line_and_what_is_told_of_it_another() -> None:
@@ -41,10 +43,14 @@ def test_the_time_left_is_told_once_the_pace_is_known() -> None:
     assert remaining(60.0, 0.25) == "1:00, about 3 min left"
 
 
-def test_making_the_pocket_model_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_the_pocket_model_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program stands for the training, which takes minutes: it says what the training says, and makes a directory."""
     program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "pocket model: step 50 of 200, loss 5.20, 12 s"\nmkdir "$3"\n')
+    program.write_text(
+        '#!/bin/sh\necho "pocket model: step 50 of 200, loss 5.20, 12 s"\nmkdir "$3"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr(models.sys, "executable", str(program))  # type: ignore[attr-defined]
     shown: list[tuple[str, float | None]] = []

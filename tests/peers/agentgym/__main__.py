@@ -39,20 +39,37 @@ from tests.peers.agentgym import lmrl, ours, speed, theirs
 def main() -> int:
     """Run one comparison and print its table."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.peers.agentgym", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.peers.agentgym",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=("ours", "theirs", "games", "speed"), help="see above")
-    parser.add_argument("ids", nargs="*", metavar="ID", help="our environments to compare; default: all")
-    parser.add_argument("--agentgym", type=Path, metavar="DIR", help="checkout of AgentGym; optional for speed")
-    parser.add_argument("--lmrl", type=Path, metavar="DIR", help="checkout of LMRL-Gym; required by games")
     parser.add_argument(
-        "--python", default=sys.executable, help="Python with AgentGym's dependencies; default: this one"
+        "ids", nargs="*", metavar="ID", help="our environments to compare; default: all"
     )
     parser.add_argument(
-        "--episodes", type=int, default=0, help="episodes per environment; default: 5 for ours, 64 for theirs"
+        "--agentgym", type=Path, metavar="DIR", help="checkout of AgentGym; optional for speed"
     )
-    parser.add_argument("--parallel", type=int, default=32, help="episodes at a time, for theirs; default: 32")
-    parser.add_argument("--small", action="store_true", help="for speed: seconds instead of minutes, as in CI")
+    parser.add_argument(
+        "--lmrl", type=Path, metavar="DIR", help="checkout of LMRL-Gym; required by games"
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        help="Python with AgentGym's dependencies; default: this one",
+    )
+    parser.add_argument(
+        "--episodes",
+        type=int,
+        default=0,
+        help="episodes per environment; default: 5 for ours, 64 for theirs",
+    )
+    parser.add_argument(
+        "--parallel", type=int, default=32, help="episodes at a time, for theirs; default: 32"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="for speed: seconds instead of minutes, as in CI"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     options = parser.parse_args()
     if options.what == "speed":
@@ -76,11 +93,18 @@ async def _run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     match options.what:
         case "ours":
             ids = options.ids or list(ours.TASKS)
-            rows += map(asdict, await ours.drive(options.agentgym, options.python, ids, options.episodes or 5))
+            rows += map(
+                asdict,
+                await ours.drive(options.agentgym, options.python, ids, options.episodes or 5),
+            )
         case "theirs":
             for env_id in options.ids or theirs.SERVERS:
                 row = await theirs.compare(
-                    options.agentgym, options.python, env_id, options.episodes or 64, options.parallel
+                    options.agentgym,
+                    options.python,
+                    env_id,
+                    options.episodes or 64,
+                    options.parallel,
                 )
                 rows.append(asdict(row))
         case _:

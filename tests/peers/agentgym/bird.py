@@ -24,11 +24,16 @@ def write_bird(folder: Path, count: int) -> list[Problem]:
     """Write our first `count` questions as BIRD's train set. AgentGym's item ids are the positions in it."""
     tasks = registry.tasks("sql")
     numbers = number_tasks("sql", tasks)
-    problems = [make_problem(task)[0] for task in sorted(tasks, key=lambda task: numbers[task.task_id])[:count]]
+    problems = [
+        make_problem(task)[0]
+        for task in sorted(tasks, key=lambda task: numbers[task.task_id])[:count]
+    ]
     items, tables = [], []
     for number, problem in enumerate(problems):
         name = f"db{number}"
-        items.append({"db_id": name, "question": problem.question, "evidence": "", "SQL": problem.gold})
+        items.append(
+            {"db_id": name, "question": problem.question, "evidence": "", "SQL": problem.gold}
+        )
         tables.append(_described(name, problem))
         _write_database(folder / "train" / "train_databases" / name / f"{name}.sqlite", problem)
     for file, content in (("train.json", items), ("train_tables.json", tables)):
@@ -41,7 +46,13 @@ def _described(name: str, problem: Problem) -> dict[str, Any]:
     for table_number, declared in enumerate(problem.tables.values()):
         columns += [[table_number, column.split()[0]] for column in declared]
     names = list(problem.tables)
-    return {"db_id": name, "table_names": names, "column_names": columns, "primary_keys": [], "foreign_keys": []}
+    return {
+        "db_id": name,
+        "table_names": names,
+        "column_names": columns,
+        "primary_keys": [],
+        "foreign_keys": [],
+    }
 
 
 def _write_database(file: Path, problem: Problem) -> None:
@@ -75,7 +86,9 @@ async def play_all(url: str, problems: Sequence[Problem], parallel: int) -> Game
 
 async def _play(url: str, problems: Sequence[Problem], number: int, found: GameComparison) -> None:
     tasks = f"{number}-{number}"
-    there = registry.make("agentgym-sqlgym", {"url": url, "instructions": "", "train": tasks, "test": tasks})
+    there = registry.make(
+        "agentgym-sqlgym", {"url": url, "instructions": "", "train": tasks, "test": tasks}
+    )
     own = number % 2 == 0
     try:
         first = (await there.reset(str(number))).text
@@ -84,7 +97,11 @@ async def _play(url: str, problems: Sequence[Problem], number: int, found: GameC
         step = await there.step(f"```sql\n{query}\n```")
     finally:
         await there.close()
-    found.episodes, found.turns, found.solved = found.episodes + 1, found.turns + 1, found.solved + step.success
+    found.episodes, found.turns, found.solved = (
+        found.episodes + 1,
+        found.turns + 1,
+        found.solved + step.success,
+    )
     found.same_goal += first.endswith(problems[number].question)
     found.same_score += step.reward == float(own)
     found.same_end += step.terminated

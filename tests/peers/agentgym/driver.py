@@ -24,7 +24,9 @@ def main() -> None:
         arguments = {"env_server_base": job["url"], "data_len": 1, "timeout": 60}
         task = task_class(client_args=arguments, n_clients=1)
         for number in job["numbers"]:
-            agent = APIAgent(api_key="none", base_url=request["endpoint"], model=f"{job['env']}/{number}")
+            agent = APIAgent(
+                api_key="none", base_url=request["endpoint"], model=f"{job['env']}/{number}"
+            )
             played = _play(Evaluator(agent, [task]), number, job["max_rounds"])
             print(json.dumps({"env": job["env"], "number": number, **played}), file=out, flush=True)
         with contextlib.suppress(Exception):

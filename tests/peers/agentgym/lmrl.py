@@ -68,7 +68,11 @@ async def _maze() -> LmrlComparison:
                 history, reward, done = theirs.step((_TEXT(action + "\n", True),))
                 step = await ours.step(action)
                 turns, solved = turns + 1, solved + step.success
-                same += (step.observation, step.reward, step.terminated) == (history[-1].text, reward, done)
+                same += (step.observation, step.reward, step.terminated) == (
+                    history[-1].text,
+                    reward,
+                    done,
+                )
     return LmrlComparison("maze", len(LMRL_STARTS) * WALKS, turns, same, solved)
 
 
@@ -86,10 +90,20 @@ async def _wordle(lmrl: Path) -> LmrlComparison:
         await ours.reset(f"wordle-{seed:03d}")
         theirs.reset(seed)
         while not done:
-            guess = draw.choice([make_expert(ours).act(""), " ".join(draw.choice(vocabulary.all_vocab)), "q q q q q"])
+            guess = draw.choice(
+                [
+                    make_expert(ours).act(""),
+                    " ".join(draw.choice(vocabulary.all_vocab)),
+                    "q q q q q",
+                ]
+            )
             history, reward, done = theirs.step((_TEXT("", False), _TEXT(guess, True)))
             step = await ours.step(guess)
             text = (history[-1].text.strip() and history[-1].text) or "invalid word"
             turns, solved = turns + 1, solved + step.success
-            same += (step.observation, step.reward, step.terminated) == (text, reward + (reward <= 0), done)
+            same += (step.observation, step.reward, step.terminated) == (
+                text,
+                reward + (reward <= 0),
+                done,
+            )
     return LmrlComparison("wordle", SEEDS, turns, same, solved)

@@ -62,7 +62,10 @@ async def drive(agentgym: Path, python: str, env_ids: Sequence[str], episodes: i
             for env_id in env_ids
         ]
         found = await _run_driver(agentgym, python, {"endpoint": endpoint, "jobs": jobs})
-    return [_compare(env_id, games[env_id], [entry for entry in found if entry["env"] == env_id]) for env_id in env_ids]
+    return [
+        _compare(env_id, games[env_id], [entry for entry in found if entry["env"] == env_id])
+        for env_id in env_ids
+    ]
 
 
 async def _games(env_id: str, episodes: int) -> list[Game]:
@@ -81,7 +84,10 @@ async def _games(env_id: str, episodes: int) -> list[Game]:
 def _compare(env_id: str, games: Sequence[Game], found: Sequence[Any]) -> Driven:
     dialect = door(env_id).dialect
     played = {entry["number"]: entry for entry in found}
-    differences = [_difference(env_id, game, played.get(game.number, {"error": "not played"})) for game in games]
+    differences = [
+        _difference(env_id, game, played.get(game.number, {"error": "not played"}))
+        for game in games
+    ]
     return Driven(
         env=env_id,
         agentgym=dialect.name,
@@ -105,7 +111,9 @@ def _difference(env_id: str, game: Game, entry: Mapping[str, Any]) -> str:
         total += step.reward
         expected += [reply, dialect.write_observation(step.observation)]
     if env_id == "wordle" or (env_id == "maze" and texts[0].endswith(f"\n{game.first}")):
-        expected[0] = texts[0]  # AgentGym's clients put the rules before the first observation, or in its place
+        expected[0] = texts[
+            0
+        ]  # AgentGym's clients put the rules before the first observation, or in its place
     for turn, (there, here) in enumerate(zip(texts, expected, strict=False)):
         if there != here:
             return f"task {game.number}, text {turn}: {there[-200:]!r} and not {here[-200:]!r}"
@@ -123,14 +131,25 @@ async def _run_driver(agentgym: Path, python: str, job: Mapping[str, Any]) -> li
     )  # fmt: skip
     out, errors = await process.communicate(json.dumps(job).encode())
     if process.returncode != 0:
-        raise RunFailed(f"AgentGym's package did not run: {errors.decode(errors='replace')[-2000:]}")
+        raise RunFailed(
+            f"AgentGym's package did not run: {errors.decode(errors='replace')[-2000:]}"
+        )
     return [json.loads(line) for line in out.splitlines()]
 
 
 @asynccontextmanager
 async def _server(env_ids: Sequence[str]) -> AsyncIterator[str]:
     """Run `horizonrl envs serve` as a child process and yield its address."""
-    command = (sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", *env_ids, "--port", "0")
+    command = (
+        sys.executable,
+        "-m",
+        "horizonrl.ops.cli.main",
+        "envs",
+        "serve",
+        *env_ids,
+        "--port",
+        "0",
+    )
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -154,9 +173,19 @@ async def _endpoint(games: Mapping[str, Sequence[Game]]) -> AsyncIterator[str]:
         # AgentGym's conversations begin with its instruction and a set answer to it, which is no turn.
         turn = sum(message["role"] == "assistant" for message in body["messages"]) - 1
         content = game.replies[turn] if turn < len(game.replies) else "nothing"
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": content},
+        }
         return web.json_response(
-            {"id": "0", "object": "chat.completion", "created": 0, "model": "expert", "choices": [choice]}
+            {
+                "id": "0",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "expert",
+                "choices": [choice],
+            }
         )
 
     application = web.Application(client_max_size=1 << 24)

@@ -58,7 +58,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
             games = await _games(env_id)
             async with AsyncExitStack() as stack:
                 _, url = await stack.enter_async_context(serving(env_id, WORKERS))
-                here = await stack.enter_async_context(_begun(f"{url}/{env_id}", env_id, games, clients))
+                here = await stack.enter_async_context(
+                    _begun(f"{url}/{env_id}", env_id, games, clients)
+                )
                 sides = {"ours": partial(_steps_per_s, here, request.small)}
                 peer = await _peer(stack, env_id, games, clients, request)
                 goals = dict.fromkeys(peer, 1.0)
@@ -92,23 +94,32 @@ async def _peer(
 async def _games(env_id: str) -> list[Game]:
     numbers = list(number_tasks(env_id, registry.tasks(env_id, door(env_id).options)).values())
     count = GAMES[env_id]
-    played = [await play(env_id, number) for number in islice(numbers[:: len(numbers) // count], count)]
+    played = [
+        await play(env_id, number) for number in islice(numbers[:: len(numbers) // count], count)
+    ]
     return [game for game in played if game is not None]
 
 
 @asynccontextmanager
-async def _begun(url: str, env_id: str, games: Sequence[Game], clients: int) -> AsyncIterator[Sequence[Player]]:
+async def _begun(
+    url: str, env_id: str, games: Sequence[Game], clients: int
+) -> AsyncIterator[Sequence[Player]]:
     """Yield the players of a server, each in an episode: beginning may start what the server plays with."""
     named = f"{min(game.number for game in games)}-{max(game.number for game in games)}"
     options = {"url": url, "instructions": "", "train": named, "test": named, "timeout_s": BEGIN_S}
     environments = [registry.make(f"agentgym-{env_id}", options) for _ in range(clients)]
-    players = [_play(each, [*games[k % len(games) :], *games[: k % len(games)]]) for k, each in enumerate(environments)]
+    players = [
+        _play(each, [*games[k % len(games) :], *games[: k % len(games)]])
+        for k, each in enumerate(environments)
+    ]
     try:
         try:
             async with asyncio.timeout(BEGIN_S):
                 await asyncio.gather(*map(anext, players))
         except TimeoutError:
-            raise RunFailed(f"{url} has not begun {clients} episodes within {BEGIN_S:g} s") from None
+            raise RunFailed(
+                f"{url} has not begun {clients} episodes within {BEGIN_S:g} s"
+            ) from None
         yield players
     finally:
         for player in players:

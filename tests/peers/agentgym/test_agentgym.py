@@ -52,7 +52,10 @@ def test_an_experts_game_is_compared_text_by_text() -> None:
     differs = ours._compare("textcraft", [game], [same])
     assert (differs.whole, differs.solved) == (0, 1)
     assert "text 2: 'something else' and not" in differs.first_difference
-    assert "refused" in ours._compare("textcraft", [game], [{**same, "error": "refused"}]).first_difference
+    assert (
+        "refused"
+        in ours._compare("textcraft", [game], [{**same, "error": "refused"}]).first_difference
+    )
 
 
 def test_our_questions_are_written_as_birds(tmp_path: Path) -> None:

@@ -37,21 +37,33 @@ TURNS = 30
 _RUN = "import sys, uvicorn; uvicorn.run(sys.argv[1], host='127.0.0.1', port=int(sys.argv[2]), log_level='error')"
 
 
-async def compare(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
+async def compare(
+    agentgym: Path, python: str, env_id: str, episodes: int, parallel: int
+) -> GameComparison:
     """Play test tasks on the real server of an environment. Raises RunFailed if it does not start."""
-    return await (_compare_sql if env_id == "sql" else _compare)(agentgym, python, env_id, episodes, parallel)
+    return await (_compare_sql if env_id == "sql" else _compare)(
+        agentgym, python, env_id, episodes, parallel
+    )
 
 
-async def _compare_sql(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
+async def _compare_sql(
+    agentgym: Path, python: str, env_id: str, episodes: int, parallel: int
+) -> GameComparison:
     with TemporaryDirectory() as folder:
         problems = write_bird(Path(folder), episodes)
-        async with agentgym_server(agentgym, python, env_id, AGENTENV_SQLGYM_BIRD_PATH=folder) as url:
+        async with agentgym_server(
+            agentgym, python, env_id, AGENTENV_SQLGYM_BIRD_PATH=folder
+        ) as url:
             return await play_all(url, problems, parallel)
 
 
-async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
+async def _compare(
+    agentgym: Path, python: str, env_id: str, episodes: int, parallel: int
+) -> GameComparison:
     tasks = registry.tasks(env_id, door(env_id).options)
-    numbers = list(number_tasks(env_id, [task for task in tasks if task.split == "test"] or tasks).values())
+    numbers = list(
+        number_tasks(env_id, [task for task in tasks if task.split == "test"] or tasks).values()
+    )
     if env_id == "textcraft":
         # Theirs depend on directory order and hash seed, so a split of ours means nothing there.
         numbers = list(range(len(tasks)))
@@ -77,7 +89,9 @@ async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, para
 async def _play(url: str, env_id: str, number: int, found: GameComparison) -> None:
     """Play one task on both sides, as the expert here says, else at random."""
     tasks = f"{number}-{number}"
-    there = registry.make(f"agentgym-{env_id}", {"url": url, "instructions": "", "train": tasks, "test": tasks})
+    there = registry.make(
+        f"agentgym-{env_id}", {"url": url, "instructions": "", "train": tasks, "test": tasks}
+    )
     here, draw = make(env_id), Random(number)
     try:
         first = (await there.reset(str(number))).text
@@ -92,9 +106,15 @@ async def _play(url: str, env_id: str, number: int, found: GameComparison) -> No
             total, observation = total + ours.reward * door(env_id).dialect.unit, ours.observation
             found.turns += 1
             found.same_text += theirs.observation == ours.observation
-            found.same_words += _words(env_id, theirs.observation) == _words(env_id, ours.observation)
+            found.same_words += _words(env_id, theirs.observation) == _words(
+                env_id, ours.observation
+            )
             found.same_score += (
-                abs(float(theirs.info["score"]) - (total if door(env_id).dialect.cumulative else ours.reward)) < 1e-6
+                abs(
+                    float(theirs.info["score"])
+                    - (total if door(env_id).dialect.cumulative else ours.reward)
+                )
+                < 1e-6
             )
             ended = ours.terminated or ours.truncated
             found.same_end += (theirs.terminated or theirs.truncated) == ended
@@ -155,7 +175,9 @@ def _words(env_id: str, text: str) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def agentgym_server(agentgym: Path, python: str, env_id: str, **variables: str) -> AsyncIterator[str]:
+async def agentgym_server(
+    agentgym: Path, python: str, env_id: str, **variables: str
+) -> AsyncIterator[str]:
     """Run one of AgentGym's servers; yield its address."""
     folder, application = SERVERS[env_id]
     # AgentGym's server takes a number, not a socket. Nobody holds the port until the server binds it.
@@ -181,7 +203,9 @@ async def _until_up(url: str, process: asyncio.subprocess.Process) -> None:
     async with ClientSession() as http, asyncio.timeout(START_S):
         while True:
             if process.returncode is not None:
-                raise RunFailed("AgentGym's server ended: run it by hand in the folder of that environment to see why")
+                raise RunFailed(
+                    "AgentGym's server ended: run it by hand in the folder of that environment to see why"
+                )
             try:
                 async with http.get(url) as response:
                     if response.status == 200:

@@ -23,7 +23,9 @@ class Coin:
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        return tuple(TaskSpec(f"coin{n}", "test" if n % 4 == 3 else "train", "all") for n in range(16))
+        return tuple(
+            TaskSpec(f"coin{n}", "test" if n % 4 == 3 else "train", "all") for n in range(16)
+        )
 
     async def reset(self, task_id: str) -> Observation:
         self._turns = 0

@@ -27,7 +27,9 @@ class SlowTasks:
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        return tuple(TaskSpec(f"{n:04d}", "test" if n % 20 == 0 else "train", "all") for n in range(2000))
+        return tuple(
+            TaskSpec(f"{n:04d}", "test" if n % 20 == 0 else "train", "all") for n in range(2000)
+        )
 
     async def reset(self, task_id: str) -> Observation:
         self._task_id, self._turns = task_id, 0

@@ -3,8 +3,23 @@
 from random import Random
 
 from horizonrl.envs.worlds.webnav.task import Click, Task, Type
-from horizonrl.envs.worlds.webnav.templates.shared import draw_issue, draw_post, including, number, people, post_added
-from horizonrl.envs.worlds.webnav.world import LABELS, ME, QUESTIONS, REMARKS, SUBJECTS, Issue, World
+from horizonrl.envs.worlds.webnav.templates.shared import (
+    draw_issue,
+    draw_post,
+    including,
+    number,
+    people,
+    post_added,
+)
+from horizonrl.envs.worlds.webnav.world import (
+    LABELS,
+    ME,
+    QUESTIONS,
+    REMARKS,
+    SUBJECTS,
+    Issue,
+    World,
+)
 
 
 def create_issue(world: World, draw: Random) -> Task:
@@ -40,13 +55,19 @@ def open_issues_of_label(world: World, draw: Random) -> Task:
     name, label = draw.choice([*world.repos]), draw.choice(LABELS)
     issues = [issue for issue in world.repos[name].issues if issue.open and issue.label == label]
     plan = (Click(name), Click("Issues"))
-    return Task(f"How many open issues of {name} have the label {label}?", plan, number(len(issues)))
+    return Task(
+        f"How many open issues of {name} have the label {label}?", plan, number(len(issues))
+    )
 
 
 def author_of_issue(world: World, draw: Random) -> Task:
     name, _, issue = draw_issue(world, draw)
     plan = (Click(name), Click("Issues"), Click(issue.title))
-    return Task(f'Who wrote the issue "{issue.title}" of {name}?', plan, including(issue.author, people(world)))
+    return Task(
+        f'Who wrote the issue "{issue.title}" of {name}?',
+        plan,
+        including(issue.author, people(world)),
+    )
 
 
 def top_committer(world: World, draw: Random) -> Task:
@@ -92,13 +113,22 @@ def comment_on_post(world: World, draw: Random) -> Task:
 
 
 def create_post(world: World, draw: Random) -> Task:
-    forum, title = draw.choice([*world.forums]), draw.choice(QUESTIONS).format(draw.choice(SUBJECTS))
+    forum, title = (
+        draw.choice([*world.forums]),
+        draw.choice(QUESTIONS).format(draw.choice(SUBJECTS)),
+    )
     plan = (Click(forum), Click("New Post"), Type("Title", title, enter=True))
-    return Task(f'Create a post in {forum} with the title "{title}".', plan, effect=post_added(forum, title))
+    return Task(
+        f'Create a post in {forum} with the title "{title}".', plan, effect=post_added(forum, title)
+    )
 
 
 def top_post(world: World, draw: Random) -> Task:
     forum = draw.choice([*world.forums])
     posts = world.forums[forum]
-    answer = including(max(posts, key=lambda post: post.votes).title, (post.title for post in posts))
-    return Task(f"What is the title of the post with the most votes in {forum}?", (Click(forum),), answer)
+    answer = including(
+        max(posts, key=lambda post: post.votes).title, (post.title for post in posts)
+    )
+    return Task(
+        f"What is the title of the post with the most votes in {forum}?", (Click(forum),), answer
+    )

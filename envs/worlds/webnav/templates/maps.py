@@ -15,14 +15,24 @@ def address_of_place(world: World, draw: Random) -> Task:
 
 def closing_time(world: World, draw: Random) -> Task:
     place = draw.choice([*world.places.values()])
-    return Task(f"When does the {place.name} close?", find_place(place), including(place.closes, CLOSING_TIMES))
+    return Task(
+        f"When does the {place.name} close?",
+        find_place(place),
+        including(place.closes, CLOSING_TIMES),
+    )
 
 
 def minutes_between(world: World, draw: Random) -> Task:
     start, end = draw.sample([*world.places.values()], 2)
     mode = draw.choice([*MODES])
     chosen = () if mode == "walk" else (Click(mode),)
-    plan = (Click("Directions"), Type("From", start.name), Type("To", end.name), *chosen, Click("Go"))
+    plan = (
+        Click("Directions"),
+        Type("From", start.name),
+        Type("To", end.name),
+        *chosen,
+        Click("Go"),
+    )
     intent = f"How many minutes is it from the {start.name} to the {end.name} if I {mode}?"
     return Task(intent, plan, number(start.blocks_to(end) * MODES[mode]))
 
@@ -30,17 +40,27 @@ def minutes_between(world: World, draw: Random) -> Task:
 def nearest_of_kind(world: World, draw: Random) -> Task | None:
     place = draw.choice([*world.places.values()])
     kind = draw.choice(sorted({other.kind for other in world.places.values()} - {place.kind}))
-    near = sorted(place.blocks_to(other) for other in world.places.values() if other is not place)[:9]
+    near = sorted(place.blocks_to(other) for other in world.places.values() if other is not place)[
+        :9
+    ]
     ranked = sorted((place.blocks_to(other), other.name) for other in world.of_kind(kind))
     if ranked[0][0] not in near or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
         return None  # It is not listed, or there are two.
     answer = including(ranked[0][1], (name for _, name in ranked))
-    return Task(f"Which {kind} is nearest to the {place.name}?", (*find_place(place), Click("Nearby")), answer)
+    return Task(
+        f"Which {kind} is nearest to the {place.name}?",
+        (*find_place(place), Click("Nearby")),
+        answer,
+    )
 
 
 def metres_between(world: World, draw: Random) -> Task | None:
     place = draw.choice([*world.places.values()])
-    others = sorted((place.blocks_to(other), other.name) for other in world.places.values() if other is not place)
+    others = sorted(
+        (place.blocks_to(other), other.name)
+        for other in world.places.values()
+        if other is not place
+    )
     blocks, name = draw.choice(others[:5])
     intent = f"How many metres is the {name} away from the {place.name}?"
     return Task(intent, (*find_place(place), Click("Nearby")), number(blocks * METRES_A_BLOCK))
@@ -48,7 +68,9 @@ def metres_between(world: World, draw: Random) -> Task | None:
 
 def places_of_kind(world: World, draw: Random) -> Task:
     kind = draw.choice([*world.places.values()]).kind
-    return Task(f"How many {kind}s are on the map?", (Click(f"{kind}s"),), number(len(world.of_kind(kind))))
+    return Task(
+        f"How many {kind}s are on the map?", (Click(f"{kind}s"),), number(len(world.of_kind(kind)))
+    )
 
 
 def save_place(world: World, draw: Random) -> Task:

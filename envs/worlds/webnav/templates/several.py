@@ -3,14 +3,24 @@
 from random import Random
 
 from horizonrl.envs.worlds.webnav.task import Click, Home, Task, Type
-from horizonrl.envs.worlds.webnav.templates.shared import draw_post, find_place, post_added, price_set
+from horizonrl.envs.worlds.webnav.templates.shared import (
+    draw_post,
+    find_place,
+    post_added,
+    price_set,
+)
 from horizonrl.envs.worlds.webnav.world import LABELS, ME, Issue, World, money
 
 
 def post_price(world: World, draw: Random) -> Task:
     product, forum = draw.choice([*world.products.values()]), draw.choice([*world.forums])
     look = (Click("Shop"), Type("Search", product.name, enter=True), Home())
-    write = (Click("Forum"), Click(forum), Click("New Post"), Type("Title", money(product.price_cents), enter=True))
+    write = (
+        Click("Forum"),
+        Click(forum),
+        Click("New Post"),
+        Type("Title", money(product.price_cents), enter=True),
+    )
     intent = f"Create a post in the forum {forum} whose title is the price of the {product.name}, such as $12.50."
     return Task(intent, (*look, *write), effect=post_added(forum, money(product.price_cents)))
 
@@ -28,7 +38,13 @@ def report_address(world: World, draw: Random) -> Task:
 
 def match_price(world: World, draw: Random) -> Task:
     one, other = draw.sample([*world.products.values()], 2)
-    look = (Click("Shop"), Type("Search", other.name, enter=True), Home(), Click("Shop Admin"), Click("Products"))
+    look = (
+        Click("Shop"),
+        Type("Search", other.name, enter=True),
+        Home(),
+        Click("Shop Admin"),
+        Click("Products"),
+    )
     write = (Click(one.name), Type("Price", money(other.price_cents)), Click("Save"))
     intent = f"Set the price of the {one.name} to that of the {other.name}."
     return Task(intent, (*look, *write), effect=price_set(one.name, other.price_cents))
@@ -37,7 +53,14 @@ def match_price(world: World, draw: Random) -> Task:
 def comment_customer_email(world: World, draw: Random) -> Task:
     customer = draw.choice([*world.customers.values()])
     forum, index, post = draw_post(world, draw)
-    look = (Click("Shop Admin"), Click("Customers"), Click(customer.name), Home(), Click("Forum"), Click(forum))
+    look = (
+        Click("Shop Admin"),
+        Click("Customers"),
+        Click(customer.name),
+        Home(),
+        Click("Forum"),
+        Click(forum),
+    )
     write = (Click(post.title), Type("Comment", customer.email, enter=True))
     return Task(
         f'Reply to the post "{post.title}" in the forum {forum} with the email of the customer {customer.name}.',

@@ -3,25 +3,52 @@
 from random import Random
 
 from horizonrl.envs.worlds.webnav.task import Click, Task, Type
-from horizonrl.envs.worlds.webnav.templates.shared import exact, including, number, people, price_set
-from horizonrl.envs.worlds.webnav.world import GROUPS, ME, REMARKS, STATUSES, Review, World, money, slug
+from horizonrl.envs.worlds.webnav.templates.shared import (
+    exact,
+    including,
+    number,
+    people,
+    price_set,
+)
+from horizonrl.envs.worlds.webnav.world import (
+    GROUPS,
+    ME,
+    REMARKS,
+    STATUSES,
+    Review,
+    World,
+    money,
+    slug,
+)
 
 
 def price_of_product(world: World, draw: Random) -> Task:
     product = draw.choice([*world.products.values()])
     plan = (Type("Search", product.name, enter=True),)
-    return Task(f"What is the price of the {product.name}?", plan, number(f"{product.price_cents / 100:.2f}"))
+    return Task(
+        f"What is the price of the {product.name}?",
+        plan,
+        number(f"{product.price_cents / 100:.2f}"),
+    )
 
 
 def total_of_order(world: World, draw: Random) -> Task:
     order = draw.choice(world.list_orders(ME))
     plan = (Click("My Orders"), Click(f"Order {order.number}"))
-    return Task(f"What is the total of my order {order.number}?", plan, number(f"{order.total_cents / 100:.2f}"))
+    return Task(
+        f"What is the total of my order {order.number}?",
+        plan,
+        number(f"{order.total_cents / 100:.2f}"),
+    )
 
 
 def status_of_order(world: World, draw: Random) -> Task:
     order = draw.choice(world.list_orders(ME))
-    return Task(f"What is the status of my order {order.number}?", (Click("My Orders"),), exact(order.status))
+    return Task(
+        f"What is the status of my order {order.number}?",
+        (Click("My Orders"),),
+        exact(order.status),
+    )
 
 
 def cheapest_of_category(world: World, draw: Random) -> Task:
@@ -36,28 +63,49 @@ def author_of_review(world: World, draw: Random) -> Task:
     product = draw.choice([*world.products.values()])
     review = draw.choice(world.list_reviews(product))
     plan = (Type("Search", product.name, enter=True), Click(product.name))
-    return Task(f"Who rated the {product.name} {review.stars} of 5?", plan, including(review.author, people(world)))
+    return Task(
+        f"Who rated the {product.name} {review.stars} of 5?",
+        plan,
+        including(review.author, people(world)),
+    )
 
 
 def add_to_cart(world: World, draw: Random) -> Task:
     product = draw.choice([*world.products.values()])
     plan = (Type("Search", product.name, enter=True), Click(product.name), Click("Add to Cart"))
-    return Task(f"Add the {product.name} to my cart.", plan, effect=lambda w: w.cart.update({product.name: 1}))
+    return Task(
+        f"Add the {product.name} to my cart.",
+        plan,
+        effect=lambda w: w.cart.update({product.name: 1}),
+    )
 
 
 def add_to_wish_list(world: World, draw: Random) -> Task:
     product = draw.choice([*world.products.values()])
     plan = (Click(product.category), Click(product.name), Click("Add to Wish List"))
-    return Task(f"Add the {product.name} to my wish list.", plan, effect=lambda w: w.wishes.append(product.name))
+    return Task(
+        f"Add the {product.name} to my wish list.",
+        plan,
+        effect=lambda w: w.wishes.append(product.name),
+    )
 
 
 def write_review(world: World, draw: Random) -> Task:
-    product, stars, title = draw.choice([*world.products.values()]), draw.randrange(1, 6), draw.choice(REMARKS)
+    product, stars, title = (
+        draw.choice([*world.products.values()]),
+        draw.randrange(1, 6),
+        draw.choice(REMARKS),
+    )
     review = Review(product.name, ME, stars, title, approved=False)
     form = (Click(str(stars)), Type("Title", title), Click("Submit Review"))
     return Task(
         f'Review the {product.name} with {stars} of 5 stars and the title "{title}".',
-        (Type("Search", product.name, enter=True), Click(product.name), Click("Write a Review"), *form),
+        (
+            Type("Search", product.name, enter=True),
+            Click(product.name),
+            Click("Write a Review"),
+            *form,
+        ),
         effect=lambda w: w.reviews.update({str(len(w.reviews) + 1): review}),
     )
 
@@ -65,7 +113,9 @@ def write_review(world: World, draw: Random) -> Task:
 def change_phone(world: World, draw: Random) -> Task:
     phone = f"555-{draw.randrange(1000, 10_000)}"
     plan = (Click("Account"), Type("Phone", phone, enter=True))
-    return Task(f"Change my phone number to {phone}.", plan, effect=lambda w: setattr(w, "phone", phone))
+    return Task(
+        f"Change my phone number to {phone}.", plan, effect=lambda w: setattr(w, "phone", phone)
+    )
 
 
 def cancel_order(world: World, draw: Random) -> Task | None:
@@ -74,7 +124,11 @@ def cancel_order(world: World, draw: Random) -> Task | None:
         return None
     key = draw.choice(pending)
     plan = (Click("My Orders"), Click(f"Order {key}"), Click("Cancel Order"))
-    return Task(f"Cancel my order {key}.", plan, effect=lambda w: setattr(w.orders[key], "status", "canceled"))
+    return Task(
+        f"Cancel my order {key}.",
+        plan,
+        effect=lambda w: setattr(w.orders[key], "status", "canceled"),
+    )
 
 
 # CMS
@@ -115,14 +169,18 @@ def set_stock(world: World, draw: Random) -> Task:
 
 
 def approve_review(world: World, draw: Random) -> Task:
-    key, review = draw.choice([(key, review) for key, review in world.reviews.items() if not review.approved])
+    key, review = draw.choice(
+        [(key, review) for key, review in world.reviews.items() if not review.approved]
+    )
     plan = (Click("Reviews"), Click(f"{review.product} by {review.author}"), Click("Approve"))
     intent = f"Approve the review of the {review.product} by {review.author}."
     return Task(intent, plan, effect=lambda w: setattr(w.reviews[key], "approved", True))
 
 
 def delete_review(world: World, draw: Random) -> Task:
-    key, review = draw.choice([(key, review) for key, review in world.reviews.items() if not review.approved])
+    key, review = draw.choice(
+        [(key, review) for key, review in world.reviews.items() if not review.approved]
+    )
     plan = (Click("Reviews"), Click(f"{review.product} by {review.author}"), Click("Delete"))
     intent = f"Delete the review of the {review.product} by {review.author}."
     return Task(intent, plan, effect=lambda w: w.reviews.pop(key))

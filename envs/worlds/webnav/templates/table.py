@@ -59,10 +59,20 @@ TEMPLATES: Mapping[str, Mapping[str, Sequence[Template]]] = {
             community.stars_of_repo,
             community.star_repo,
         ),
-        "forum": (community.upvote_post, community.comment_on_post, community.create_post, community.top_post),
+        "forum": (
+            community.upvote_post,
+            community.comment_on_post,
+            community.create_post,
+            community.top_post,
+        ),
     },
     "MultiSite": {
-        "home": (several.post_price, several.report_address, several.match_price, several.comment_customer_email)
+        "home": (
+            several.post_price,
+            several.report_address,
+            several.match_price,
+            several.comment_customer_email,
+        )
     },
 }
 """The templates by category and by the site on which a task begins; `home` lists all sites."""

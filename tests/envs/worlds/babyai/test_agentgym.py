@@ -31,7 +31,15 @@ def test_ways_lead_through_closed_doors() -> None:
 
 
 def test_an_action_is_taken_word_for_word_and_what_is_none_is_answered_by_why() -> None:
-    _, steps = play(1801, "", "pick up green key 1", "drop", "pickup green key 1", "check it", "GO TO GREEN KEY 1 ")
+    _, steps = play(
+        1801,
+        "",
+        "pick up green key 1",
+        "drop",
+        "pickup green key 1",
+        "check it",
+        "GO TO GREEN KEY 1 ",
+    )
     answers = [step.observation.partition("\nAvailable actions: ")[0] for step in steps]
     assert answers[:3] == [
         "No change in state.",
@@ -60,4 +68,6 @@ def test_a_mission_is_won() -> None:
     _, steps = play(1801, "turn right", "go to red ball 1")
     assert steps[-1].success
     assert steps[-1].reward > 0.5
-    assert "carrying anything.\n The task is completed.\nAvailable actions: [" in steps[-1].observation
+    assert (
+        "carrying anything.\n The task is completed.\nAvailable actions: [" in steps[-1].observation
+    )

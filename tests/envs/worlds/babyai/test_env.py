@@ -25,9 +25,16 @@ def test_the_reward_is_for_few_steps_and_is_paid_once() -> None:
     async def run() -> None:
         environment = BabyAI(format="plain")
         await environment.reset("1801")
-        turned, found = await environment.step("turn right"), await environment.step("go to red ball 1")
+        turned, found = (
+            await environment.step("turn right"),
+            await environment.step("go to red ball 1"),
+        )
         assert (turned.reward, turned.terminated) == (0.0, False)
-        assert (found.terminated, found.success, found.reward) == (True, True, 1 - 0.9 * found.info["steps"] / 64)
+        assert (found.terminated, found.success, found.reward) == (
+            True,
+            True,
+            1 - 0.9 * found.info["steps"] / 64,
+        )
         with pytest.raises(EnvironmentFailure, match="task 1801 is over"):
             await environment.step("turn right")
 
@@ -41,7 +48,9 @@ def test_an_episode_is_truncated_at_the_most_steps_of_its_level() -> None:
 
 
 def test_a_mission_that_is_lost_ends_without_reward_or_success() -> None:
-    step = play("1819", "turn left", "turn left", "pickup yellow ball 1", format="plain")[-1]  # The mission is a box.
+    step = play("1819", "turn left", "turn left", "pickup yellow ball 1", format="plain")[
+        -1
+    ]  # The mission is a box.
     assert (step.terminated, step.success, step.reward) == (True, False, 0.0)
 
 
@@ -71,18 +80,27 @@ def test_compat_has_the_words_of_agentgym() -> None:
         '"go to green key 1", "check available actions"]'
     )
     won = play("1801", "Action:\nturn right", "Action: go to red ball 1", style="compat")[-1]
-    assert "You are not carrying anything.\n The task is completed.\nAvailable actions: [" in won.observation
+    assert (
+        "You are not carrying anything.\n The task is completed.\nAvailable actions: ["
+        in won.observation
+    )
 
 
 def test_only_compat_loses_the_order_of_a_mission() -> None:
     sentence = "go to a door and go to the purple key after you go to a door"
     assert f"Goal: {sentence}\n" in first_observation("1927")
-    assert f"Your goal: {sentence.replace('after you', 'and')}\n" in first_observation("1927", style="compat")
+    assert f"Your goal: {sentence.replace('after you', 'and')}\n" in first_observation(
+        "1927", style="compat"
+    )
 
 
 def test_pick_up_and_capitals_are_understood_and_a_check_lists_the_actions() -> None:
-    listed, known, unknown = play("1801", "check", "Go To Red Ball 7.", "pick up red ball 7", format="plain")
-    assert listed.observation.startswith("You can take the following actions: turn left, turn right")
+    listed, known, unknown = play(
+        "1801", "check", "Go To Red Ball 7.", "pick up red ball 7", format="plain"
+    )
+    assert listed.observation.startswith(
+        "You can take the following actions: turn left, turn right"
+    )
     assert known.observation.splitlines()[0] == unknown.observation.splitlines()[0]
     assert known.observation.startswith("The action is not recognized.")
 

@@ -25,7 +25,9 @@ DIGEST = "6b6d2adefacc60a65e0a5d3ef6b3cd807eefe00d1a3772074426c1429a7b4924"
 other words another environment."""
 
 
-def test_the_first_observations_are_those_of_the_version_whatever_the_hash_seed_and_nothing_else_is_printed() -> None:
+def test_the_first_observations_are_those_of_the_version_whatever_the_hash_seed_and_nothing_else_is_printed() -> (
+    None
+):
     assert printed_under_hash_seeds(FIRST_OBSERVATIONS, timeout_s=120) == {f"{DIGEST}\n"}
 
 
@@ -41,7 +43,9 @@ def test_all_tasks_to_train_on_are_listed_but_those_with_a_reason() -> None:
 
 
 def test_a_task_is_of_the_level_and_the_seed_that_its_number_says() -> None:
-    assert next(task for task in load_tasks("all") if task.task_id == "1832").category == "Room"  # 32 of 40, seed 45
+    assert (
+        next(task for task in load_tasks("all") if task.task_id == "1832").category == "Room"
+    )  # 32 of 40, seed 45
     assert (generate("1832").width, generate("1832").mission) == (20, "pick up the ball")
     assert generate("1").mission == generate("41").mission == "go to the red ball"
     assert generate("1").agent_pos != generate("41").agent_pos
@@ -62,7 +66,9 @@ def test_a_level_that_was_drawn_before_is_as_new_whatever_was_done_to_it() -> No
     assert again.step_count == 0
 
 
-def test_levels_are_drawn_ahead_of_need_until_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_are_drawn_ahead_of_need_until_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(levels, "_KEPT", OrderedDict())
     monkeypatch.setattr(levels, "LEVELS_KEPT", 5)
     while BabyAI.prepare():

@@ -20,7 +20,10 @@ def test_the_sight_is_minigrids_own_view(task_id: str) -> None:
         grid, in_sight = level.gen_obs_grid()
         sight = look(level)
         shown = {
-            (row, column) for row, bits in enumerate(sight.visible) for column in range(SIZE) if bits >> column & 1
+            (row, column)
+            for row, bits in enumerate(sight.visible)
+            for column in range(SIZE)
+            if bits >> column & 1
         }
         assert shown == {(SIZE - 1 - int(j), int(i)) for i, j in np.argwhere(in_sight)}
         for rank, kind, colour, state in sight.things:
@@ -29,7 +32,9 @@ def test_the_sight_is_minigrids_own_view(task_id: str) -> None:
             assert thing is not None
             assert (thing.type, thing.color) == (kind, colour)
             if isinstance(thing, Door):
-                assert state == ("open" if thing.is_open else "locked" if thing.is_locked else "closed")
+                assert state == (
+                    "open" if thing.is_open else "locked" if thing.is_locked else "closed"
+                )
         things = sum(thing is not None for thing in grid.grid) - (level.carrying is not None)
         assert len(sight.things) == things
         # Equal images, equal sights; and the other way round.

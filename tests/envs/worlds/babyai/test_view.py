@@ -64,4 +64,6 @@ def test_an_open_door_is_walked_into_and_shut_from_before_it() -> None:
 
 def test_words_that_name_nothing_in_sight_are_not_recognized() -> None:
     for words in ("go to red ball 2", "pickup", "dance", ""):
-        assert view(BALL).why_not(words) == "The action is not recognized. Please check valid actions."
+        assert (
+            view(BALL).why_not(words) == "The action is not recognized. Please check valid actions."
+        )

@@ -17,8 +17,18 @@ PAGES = [
     {"title": "Ines Vald", "text": "Ines Vald was born in Porto Rasa."},
 ]
 ASKED = [
-    {"id": "kettle", "question": "Where was the maker born?", "answers": ["Porto Rasa"], "split": "test"},
-    {"id": "maker", "question": "Who made the kettle?", "answers": ["Ines Vald"], "searches": ["Kettle"]},
+    {
+        "id": "kettle",
+        "question": "Where was the maker born?",
+        "answers": ["Porto Rasa"],
+        "split": "test",
+    },
+    {
+        "id": "maker",
+        "question": "Who made the kettle?",
+        "answers": ["Ines Vald"],
+        "searches": ["Kettle"],
+    },
 ]
 EPISODE = """
 import asyncio, hashlib
@@ -67,22 +77,32 @@ def test_the_expert_answers_every_test_question() -> None:
 
 @pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
 def test_the_expert_solves_a_question_in_every_format(action_format: str) -> None:
-    assert asyncio.run(check("deepsearch", {"format": action_format}, ["2wiki-003", "musique-003"])).passed
+    assert asyncio.run(
+        check("deepsearch", {"format": action_format}, ["2wiki-003", "musique-003"])
+    ).passed
 
 
 def test_episodes_do_not_depend_on_the_hash_seed() -> None:
     assert len(printed_under_hash_seeds(EPISODE)) == 1
 
 
-def test_an_answer_ends_the_episode_and_in_retry_mode_only_the_right_one(own: dict[str, Any]) -> None:
+def test_an_answer_ends_the_episode_and_in_retry_mode_only_the_right_one(
+    own: dict[str, Any],
+) -> None:
     wrong, right = "<answer>Porto</answer>", "<think>so</think>\n<answer> ines\nVALD. </answer>"
     assert [step.terminated for step in play([wrong], format="plain", **own)] == [True]
     steps = play([wrong, right], format="plain", single_answer=False, **own)
-    assert [(step.reward, step.terminated, step.success) for step in steps] == [(0, False, False), (1, True, True)]
+    assert [(step.reward, step.terminated, step.success) for step in steps] == [
+        (0, False, False),
+        (1, True, True),
+    ]
 
 
 def test_ones_own_pages_are_found_and_ones_own_questions_asked(own: dict[str, Any]) -> None:
-    assert [(t.task_id, t.split) for t in registry.tasks("deepsearch", own)] == [("kettle", "test"), ("maker", "train")]
+    assert [(t.task_id, t.split) for t in registry.tasks("deepsearch", own)] == [
+        ("kettle", "test"),
+        ("maker", "train"),
+    ]
     (found,) = play(["<search>made the kettle</search>"], format="plain", results=1, **own)
     assert found.observation == PAGES[0]["text"]
     assert registry.make("deepsearch", own).version.startswith("1 sha256:")
@@ -90,9 +110,15 @@ def test_ones_own_pages_are_found_and_ones_own_questions_asked(own: dict[str, An
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [('{"question": "Who?"}', "line 1: answers: Field required"), ("{", "line 1"), ("", "has no line")],
+    [
+        ('{"question": "Who?"}', "line 1: answers: Field required"),
+        ("{", "line 1"),
+        ("", "has no line"),
+    ],
 )
-def test_a_broken_file_is_a_config_error_that_names_the_line(own: dict[str, Any], line: str, message: str) -> None:
+def test_a_broken_file_is_a_config_error_that_names_the_line(
+    own: dict[str, Any], line: str, message: str
+) -> None:
     own["questions"].write_text(line)
     with pytest.raises(ConfigError, match=message):
         DeepSearch(**own)

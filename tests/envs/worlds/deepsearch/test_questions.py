@@ -35,7 +35,9 @@ def test_a_search_for_a_name_on_the_way_finds_its_page_first_in_either_style() -
     real = {entity.alias: entity.name for entity in WORLD.values() if entity.alias}
     names = dict.fromkeys(name for q in QUESTIONS.by_id.values() for name in q.searches)
     for index in (INDEX, COMPACT):
-        assert [index.search(name, 1)[0].title for name in names] == [real.get(name, name) for name in names]
+        assert [index.search(name, 1)[0].title for name in names] == [
+            real.get(name, name) for name in names
+        ]
 
 
 def test_every_way_can_be_read_off_the_pages_and_ends_in_the_answer() -> None:
@@ -56,7 +58,9 @@ def test_no_page_before_the_last_says_the_answer(family: str) -> None:
         assert f" {question.answers[0].lower()}," not in early
 
 
-@pytest.mark.parametrize("query", ['title:"x', "-Ada AND (", "\0" * 400, "a" * 5_000, "*", "[1 TO 3]", ""])
+@pytest.mark.parametrize(
+    "query", ['title:"x', "-Ada AND (", "\0" * 400, "a" * 5_000, "*", "[1 TO 3]", ""]
+)
 def test_signs_of_a_query_language_mean_nothing(query: str) -> None:
     assert len(INDEX.search(query, 3)) <= 3
 

@@ -14,7 +14,11 @@ from horizonrl.envs.worlds.games.maze import LONGEST_WAY, STEPS, Maze, MazeWalk,
 def test_there_are_215_mazes_to_train_on_and_25_to_test_of_three_sizes() -> None:
     assert len(registry.select("maze", "train")) == 215
     assert len(registry.select("maze", "test")) == 25
-    assert Counter(task.category for task in registry.tasks("maze")) == {"small": 80, "medium": 80, "large": 80}
+    assert Counter(task.category for task in registry.tasks("maze")) == {
+        "small": 80,
+        "medium": 80,
+        "large": 80,
+    }
 
 
 def test_every_cell_of_a_maze_is_reached_in_one_way() -> None:
@@ -64,7 +68,9 @@ def test_a_direction_may_stand_alone(action: str) -> None:
 
 @pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
 def test_the_expert_walks_in_every_format(action_format: str) -> None:
-    assert asyncio.run(check("maze", {"format": action_format, "style": "compact"}, ["maze-001"])).passed
+    assert asyncio.run(
+        check("maze", {"format": action_format, "style": "compact"}, ["maze-001"])
+    ).passed
 
 
 def agentgym_maze(task_id: str, *actions: str) -> tuple[str, list[Step]]:
@@ -82,7 +88,10 @@ def test_lmrl_gyms_maze_is_told_in_agentgyms_words_from_each_of_its_starts() -> 
     tasks = registry.tasks("maze", {"mazes": "lmrl"})
     assert [task.task_id for task in tasks] == [f"lmrl-{number:02d}" for number in range(25)]
     position = "The goal is at position 8, 6. Your current position is at position"
-    assert agentgym_maze("lmrl-00")[0] == f"{position} 1, 1. There are walls to your left, above you, below you."
+    assert (
+        agentgym_maze("lmrl-00")[0]
+        == f"{position} 1, 1. There are walls to your left, above you, below you."
+    )
     assert (
         agentgym_maze("lmrl-17", "move left")[1][0].observation
         == f"{position} 6, 6. There are walls to your right, to your left."
@@ -98,4 +107,8 @@ def test_only_agentgyms_four_actions_move_and_the_51st_step_fails() -> None:
     first, steps = agentgym_maze("lmrl-17", *["down", "move down.", "Move down"] * 17)
     assert {step.observation for step in steps[:-1]} == {first}
     assert [step.terminated for step in steps] == [False] * STEPS + [True]
-    assert (steps[-1].observation, steps[-1].reward, steps[-1].success) == ("Failure\n", -1.0, False)
+    assert (steps[-1].observation, steps[-1].reward, steps[-1].success) == (
+        "Failure\n",
+        -1.0,
+        False,
+    )

@@ -22,7 +22,9 @@ def test_an_even_reply_earns_a_half_and_an_odd_one_nothing() -> None:
     assert [step.reward for step in play("ab", "abc", "", "x")] == [0.5, 0.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize(("replies", "success"), [(["ab"] * 4, True), (["ab", "ab", "ab", "a"], False)])
+@pytest.mark.parametrize(
+    ("replies", "success"), [(["ab"] * 4, True), (["ab", "ab", "ab", "a"], False)]
+)
 def test_the_fourth_turn_ends_the_episode_and_is_a_success_when_all_were_even(
     replies: list[str], success: bool
 ) -> None:

@@ -9,7 +9,14 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
-from horizonrl.envs.worlds.games.wordle import AgentGymGuessing, Guessing, Wordle, best_guess, list_words, mark_guess
+from horizonrl.envs.worlds.games.wordle import (
+    AgentGymGuessing,
+    Guessing,
+    Wordle,
+    best_guess,
+    list_words,
+    mark_guess,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +30,9 @@ from horizonrl.envs.worlds.games.wordle import AgentGymGuessing, Guessing, Wordl
         ("llama", "local", "gyybb"),
     ],
 )
-def test_a_letter_is_elsewhere_as_often_as_the_word_has_it_there(guess: str, word: str, signs: str) -> None:
+def test_a_letter_is_elsewhere_as_often_as_the_word_has_it_there(
+    guess: str, word: str, signs: str
+) -> None:
     assert mark_guess(guess, word) == signs
 
 
@@ -46,15 +55,22 @@ def test_the_expert_guesses_every_word_in_time() -> None:
     assert sum(turn * count for turn, count in turns.items()) / 980 < 3.3
 
 
-@pytest.mark.parametrize("guess", ["guess slate", "SLATE", "s l a t e", "guess: s,l,a,t,e", "slate."])
+@pytest.mark.parametrize(
+    "guess", ["guess slate", "SLATE", "s l a t e", "guess: s,l,a,t,e", "slate."]
+)
 def test_a_guess_may_be_spelled(guess: str) -> None:
-    assert Guessing("stale", list_words()).follow(guess).observation == "s l a t e\ng y g y g\nGuesses left: 5"
+    assert (
+        Guessing("stale", list_words()).follow(guess).observation
+        == "s l a t e\ng y g y g\nGuesses left: 5"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "slat", "slates", "guess 12345", "sl\u00e4te"])
 def test_what_is_no_guess_costs_none(text: str) -> None:
     game = Guessing("stale", list_words())
-    assert game.follow(text) == Step("A guess has five letters: guess slate.", reward=0.0, terminated=False)
+    assert game.follow(text) == Step(
+        "A guess has five letters: guess slate.", reward=0.0, terminated=False
+    )
     assert game.follow("other").observation.endswith("Guesses left: 5")
 
 
@@ -68,7 +84,9 @@ def test_the_sixth_wrong_guess_ends_it_and_tells_the_word() -> None:
 
 @pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
 def test_the_expert_guesses_in_every_format(action_format: str) -> None:
-    assert asyncio.run(check("wordle", {"format": action_format, "style": "compact"}, ["wordle-007"])).passed
+    assert asyncio.run(
+        check("wordle", {"format": action_format, "style": "compact"}, ["wordle-007"])
+    ).passed
 
 
 def drawn_anew(words: tuple[str, ...], *guesses: str, seed: int = 3) -> list[Step]:
@@ -112,7 +130,9 @@ def test_a_word_that_a_file_has_twice_can_be_guessed_in_agentgyms_style(tmp_path
 
 def test_the_expert_compares_a_part_of_a_long_list_of_words() -> None:
     letters = "aeiostrnldbc"
-    words = tuple(f"{a}{b}{c}{d}y" for a in letters for b in letters for c in letters for d in letters)
+    words = tuple(
+        f"{a}{b}{c}{d}y" for a in letters for b in letters for c in letters for d in letters
+    )
     began = time.process_time()
     assert best_guess(words) in words
     assert time.process_time() - began < 3
@@ -122,7 +142,10 @@ def test_the_expert_compares_a_part_of_a_long_list_of_words() -> None:
 def own_words(tmp_path: Path) -> Path:
     file = tmp_path / "words.txt"
     letters = "aeiostrnld"
-    file.write_text("to\nSHIRE\nshire\n" + "\n".join(f"{a}{b}{c}xy" for a in letters for b in letters for c in letters))
+    file.write_text(
+        "to\nSHIRE\nshire\n"
+        + "\n".join(f"{a}{b}{c}xy" for a in letters for b in letters for c in letters)
+    )
     return file
 
 
@@ -143,7 +166,9 @@ def test_words_can_be_a_users_own(own_words: Path) -> None:
         asyncio.run(guessed("wordle-007", "shire"))
 
 
-def test_a_users_word_stays_in_its_split_when_the_file_grows(tmp_path: Path, own_words: Path) -> None:
+def test_a_users_word_stays_in_its_split_when_the_file_grows(
+    tmp_path: Path, own_words: Path
+) -> None:
     before = set(registry.tasks("wordle", {"words": str(own_words)}))
     longer = tmp_path / "longer.txt"
     longer.write_text("panic\n" + own_words.read_text())

@@ -71,12 +71,17 @@ def test_a_shut_place_must_be_opened_before_one_takes_from_it() -> None:
 
 def test_one_carries_one_thing_at_a_time_and_acts_only_where_one_is() -> None:
     room = house()
-    assert obey(room, "take apple 1 from table 1", "go to table 1", "take apple 1 from table 1")[::2] == [
+    assert obey(room, "take apple 1 from table 1", "go to table 1", "take apple 1 from table 1")[
+        ::2
+    ] == [
         NOTHING,
         "You take the apple 1 from the table 1.",
     ]
     assert (
-        obey(room, "put apple 1 in/on sinkbasin 1", "open fridge 1", "heat apple 1 with microwave 1") == [NOTHING] * 3
+        obey(
+            room, "put apple 1 in/on sinkbasin 1", "open fridge 1", "heat apple 1 with microwave 1"
+        )
+        == [NOTHING] * 3
     )
     assert obey(room, "go to fridge 1", "open fridge 1", "take mug 1 from fridge 1")[-1] == NOTHING
     assert room.obey("inventory") == "You carry a apple 1."
@@ -92,13 +97,18 @@ def test_a_thing_is_changed_by_the_right_place_only(verb: str, place: str, state
     obey(room, "go to table 1", "take apple 1 from table 1")
     assert room.obey(f"{verb} apple 1 with table 1") == NOTHING
     room.obey(f"go to {place} 1")
-    assert room.obey(f"{verb} apple 1 with {place} 1") == f"You {verb} the apple 1 using the {place} 1."
+    assert (
+        room.obey(f"{verb} apple 1 with {place} 1")
+        == f"You {verb} the apple 1 using the {place} 1."
+    )
     assert room.obey("examine apple 1").endswith(f"it is {state}.")
 
 
 def test_a_lamp_is_toggled_where_it_stands_and_never_taken() -> None:
     room = house()
-    assert obey(room, "toggle desklamp 1", "go to table 1", "take desklamp 1 from table 1")[::2] == [NOTHING, NOTHING]
+    assert obey(room, "toggle desklamp 1", "go to table 1", "take desklamp 1 from table 1")[
+        ::2
+    ] == [NOTHING, NOTHING]
     assert obey(room, "use desklamp 1", "toggle desklamp 1") == [
         "You turn on the desklamp 1.",
         "You turn off the desklamp 1.",
@@ -108,4 +118,6 @@ def test_a_lamp_is_toggled_where_it_stands_and_never_taken() -> None:
 @pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
 def test_the_expert_does_a_chore_in_every_format(action_format: str) -> None:
     tasks = [f"household-{n:04d}" for n in range(6)]
-    assert asyncio.run(check("household", {"format": action_format, "style": "compact"}, tasks)).passed
+    assert asyncio.run(
+        check("household", {"format": action_format, "style": "compact"}, tasks)
+    ).passed

@@ -13,7 +13,9 @@ from horizonrl.envs.worlds.miniwob.chromium import shared_chromium
 from horizonrl.envs.worlds.miniwob.env import MiniWob
 from horizonrl.envs.worlds.miniwob.pages import BROWSERS, PAGES, load_tasks
 
-needs_chromium = pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="there is no chromium on the path")
+needs_chromium = pytest.mark.skipif(
+    not any(map(shutil.which, BROWSERS)), reason="there is no chromium on the path"
+)
 
 
 def run(scenario: Callable[[MiniWob], Awaitable[None]], **options: str) -> None:
@@ -91,7 +93,12 @@ def test_a_page_reads_as_an_accessibility_tree_and_shows_what_was_typed() -> Non
         retyped = await environment.step("type [1] [you] [0]")
         assert retyped.observation.startswith("[1] textbox '' value: 'you'")
         over = await environment.step("click [2]")
-        assert (over.reward, over.terminated, over.success, over.info) == (0, True, False, {"page_reward": -1})
+        assert (over.reward, over.terminated, over.success, over.info) == (
+            0,
+            True,
+            False,
+            {"page_reward": -1},
+        )
         with pytest.raises(EnvironmentFailure, match="reset before step"):
             await environment.step("click [2]")
 
@@ -124,8 +131,17 @@ def test_an_action_that_cannot_be_taken_is_answered_by_the_reason(action: str, w
 def test_every_kind_of_action_reaches_the_page() -> None:
     async def scenario(environment: MiniWob) -> None:
         await environment.reset("enter-text-0")
-        for action in ("hover [2]", "scroll [down]", "scroll [up]", "click [1]", "press [Space]", "press [Backspace]"):
-            assert (await environment.step(action)).observation.splitlines()[-1] == "[2] button 'Submit'"
+        for action in (
+            "hover [2]",
+            "scroll [down]",
+            "scroll [up]",
+            "click [1]",
+            "press [Space]",
+            "press [Backspace]",
+        ):
+            assert (await environment.step(action)).observation.splitlines()[
+                -1
+            ] == "[2] button 'Submit'"
 
     run(scenario)
 
@@ -137,7 +153,9 @@ def test_what_lies_under_something_else_is_not_clicked() -> None:
         await environment._played._page.evaluate(  # type: ignore[union-attr]
             "document.body.insertAdjacentHTML('beforeend', '<div style=\"position:fixed;inset:0\"></div>')"
         )
-        assert (await environment.step("click [1]")).observation == "Element [1] is covered by something else."
+        assert (
+            await environment.step("click [1]")
+        ).observation == "Element [1] is covered by something else."
 
     run(scenario)
 
@@ -185,7 +203,9 @@ def test_a_browser_that_dies_fails_its_episodes_and_is_replaced() -> None:
 def test_a_driver_that_dies_is_replaced_after_one_failed_reset() -> None:
     async def scenario(environment: MiniWob) -> None:
         await environment.reset("click-test-0")
-        living = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
+        living = (
+            child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
+        )
         (driver,) = (child for child in living if "playwright" in " ".join(child.cmdline()))
         driver.kill()
         with pytest.raises(EnvironmentFailure):
@@ -203,7 +223,9 @@ def test_a_reset_that_is_cancelled_while_the_browser_starts_leaves_nothing_behin
         reset = asyncio.create_task(environment.reset("click-test-0"))
         await asyncio.sleep(0.2)
         reset.cancel()
-        assert isinstance((await asyncio.gather(reset, return_exceptions=True))[0], asyncio.CancelledError)
+        assert isinstance(
+            (await asyncio.gather(reset, return_exceptions=True))[0], asyncio.CancelledError
+        )
 
     run(scenario)
 
@@ -221,13 +243,17 @@ def test_a_browser_that_cannot_be_started_is_a_failure() -> None:
 
 def test_a_missing_chromium_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(MissingDependency, match=r"none of chromium.* is on the path: .* apt install chromium"):
+    with pytest.raises(
+        MissingDependency, match=r"none of chromium.* is on the path: .* apt install chromium"
+    ):
         MiniWob()
 
 
 def test_a_missing_playwright_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"needs playwright.*pip install 'horizonrl\[browser\]'"):
+    with pytest.raises(
+        MissingDependency, match=r"needs playwright.*pip install 'horizonrl\[browser\]'"
+    ):
         MiniWob()
 
 
@@ -253,7 +279,9 @@ def test_a_page_goes_nowhere_and_opens_no_window() -> None:
             await page.wait_for_timeout(200)
             assert page.url == url, leaving
             assert "root:" not in "".join([await frame.content() for frame in page.frames]), leaving
-            assert [open_page for open_page in page.context.pages if not open_page.is_closed()] == [page], leaving
+            assert [open_page for open_page in page.context.pages if not open_page.is_closed()] == [
+                page
+            ], leaving
             assert (await let_the_expert_play(environment, "click-test-0")).success
 
     run(scenario)

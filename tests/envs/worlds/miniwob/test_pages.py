@@ -30,7 +30,9 @@ def test_missing_pages_are_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) 
         find_pages()
 
 
-@pytest.mark.parametrize("task_id", ["", "click-test", "click-test-25", "click-test--1", "../core-1", "draw-line-0"])
+@pytest.mark.parametrize(
+    "task_id", ["", "click-test", "click-test-25", "click-test--1", "../core-1", "draw-line-0"]
+)
 def test_a_task_that_does_not_exist_is_a_config_error(task_id: str) -> None:
     with pytest.raises(ConfigError, match="miniwob has no task"):
         page_path(task_id)

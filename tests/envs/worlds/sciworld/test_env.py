@@ -12,12 +12,18 @@ from horizonrl.envs.worlds.sciworld import jvm
 from horizonrl.envs.worlds.sciworld.env import MAX_STEPS, SciWorld
 from horizonrl.envs.worlds.sciworld.tasks import list_tasks, load_tasks
 
-needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="ScienceWorld's simulator needs Java")
+needs_java = pytest.mark.skipif(
+    shutil.which("java") is None, reason="ScienceWorld's simulator needs Java"
+)
 
 
 def task_of(*names: str) -> str:
     """Return the first test task of one of these kinds."""
-    return next(index for index, task in load_tasks().items() if task.spec.split == "test" and task.name in names)
+    return next(
+        index
+        for index, task in load_tasks().items()
+        if task.spec.split == "test" and task.name in names
+    )
 
 
 LIFESPAN = task_of("lifespan-longest-lived", "lifespan-shortest-lived")
@@ -28,7 +34,9 @@ LIFESPAN = task_of("lifespan-longest-lived", "lifespan-shortest-lived")
 def no_jvm_outlives_the_tests() -> Iterator[None]:
     yield
     jvm.stop_all()
-    assert not Path("object_type_ids.tsv").exists(), "the JVM has written into the working directory"
+    assert not Path("object_type_ids.tsv").exists(), (
+        "the JVM has written into the working directory"
+    )
 
 
 async def solve(environment: SciWorld, task_id: str) -> tuple[list[str], float, bool]:
@@ -45,8 +53,12 @@ async def solve(environment: SciWorld, task_id: str) -> tuple[list[str], float, 
 
 @needs_java
 @pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_rewards_of_a_solution_add_up_to_one_in_every_format(action_format: ActionFormat) -> None:
-    _, total, success = asyncio.run(solve(SciWorld(format=action_format, style="compact"), LIFESPAN))
+def test_the_rewards_of_a_solution_add_up_to_one_in_every_format(
+    action_format: ActionFormat,
+) -> None:
+    _, total, success = asyncio.run(
+        solve(SciWorld(format=action_format, style="compact"), LIFESPAN)
+    )
     assert success
     assert total == pytest.approx(1.0)
 
@@ -58,7 +70,9 @@ def test_an_episode_does_not_depend_on_others_in_its_jvm() -> None:
         environments = [SciWorld(format="plain") for _ in task_ids]
         alone = [await solve(*each) for each in zip(environments, task_ids, strict=True)]
         more = [SciWorld(format="plain") for _ in range(6)]
-        together = await asyncio.gather(*(solve(each, task_ids[index % 3]) for index, each in enumerate(more)))
+        together = await asyncio.gather(
+            *(solve(each, task_ids[index % 3]) for index, each in enumerate(more))
+        )
         assert list(together) == alone * 2
         for environment in (*environments, *more):
             await environment.close()
@@ -72,7 +86,12 @@ def test_a_score_below_zero_ends_the_episode() -> None:
         environment = SciWorld(format="plain")
         await environment.reset(task_of("find-animal", "find-living-thing"))
         step = await environment.step("focus on air")
-        assert (step.terminated, step.success, step.reward, step.info) == (True, False, -1.0, {"score": -100})
+        assert (step.terminated, step.success, step.reward, step.info) == (
+            True,
+            False,
+            -1.0,
+            {"score": -100},
+        )
         with pytest.raises(EnvironmentFailure, match="is over"):
             await environment.step("look around")
         await environment.close()
@@ -161,7 +180,9 @@ def test_agentgyms_style_has_no_rules_and_the_simulators_own_limit_of_moves() ->
         first = (await environment.reset("606")).text  # AgentGym's number, which is not listed
         assert first.startswith("Your task is to measure the temperature of unknown substance B")
         assert first.splitlines()[1].startswith("This room is called the hallway.")
-        steps = [await environment.step("look around") for _ in range(MAX_STEPS + 1)]  # takes no time
+        steps = [
+            await environment.step("look around") for _ in range(MAX_STEPS + 1)
+        ]  # takes no time
         steps += [await environment.step("wait") for _ in range(10)]
         assert [step.truncated for step in steps] == [False] * (MAX_STEPS + 10) + [True]
         await environment.reset("606")
@@ -181,7 +202,9 @@ def test_a_jvm_that_is_full_takes_no_further_simulation(monkeypatch: pytest.Monk
 
 
 @needs_java
-def test_what_is_prepared_is_a_jvm_that_has_taken_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_prepared_is_a_jvm_that_has_taken_some_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prepared = jvm._POOL[0]
     simulations = prepared.simulations
     monkeypatch.setattr(jvm, "_POOL", (prepared,))

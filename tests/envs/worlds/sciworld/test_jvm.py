@@ -61,7 +61,9 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> tuple[StubJvm, StubJvm]:
     monkeypatch.setattr(jvm, "SLOW_S", 0.1)
     monkeypatch.setattr(jvm, "_pool", lambda: jvms)
     monkeypatch.setattr(jvm, "require_java", lambda: None)
-    monkeypatch.setattr(Simulation, "made_in", lambda one, _: Simulation(one, one.starts, None, None))
+    monkeypatch.setattr(
+        Simulation, "made_in", lambda one, _: Simulation(one, one.starts, None, None)
+    )
     return jvms
 
 
@@ -85,7 +87,9 @@ def test_a_call_that_hangs_is_ended_by_the_next_one_though_its_caller_gave_up_ea
     asyncio.run(run())
 
 
-def test_a_caller_that_gives_up_ends_the_call_that_hung_before_its_own(pool: tuple[StubJvm, StubJvm]) -> None:
+def test_a_caller_that_gives_up_ends_the_call_that_hung_before_its_own(
+    pool: tuple[StubJvm, StubJvm],
+) -> None:
     async def run() -> None:
         await given_up(pool[0])
         process: Any = pool[0]._process
@@ -116,7 +120,9 @@ def test_an_expert_that_waits_for_a_call_that_hangs_ends_it(pool: tuple[StubJvm,
     assert pool[0].wait_for(answer) == "answer"
 
 
-def test_new_episodes_avoid_a_jvm_whose_call_hangs_and_end_it_in_the_end(pool: tuple[StubJvm, StubJvm]) -> None:
+def test_new_episodes_avoid_a_jvm_whose_call_hangs_and_end_it_in_the_end(
+    pool: tuple[StubJvm, StubJvm],
+) -> None:
     async def run() -> None:
         hung, other = pool
         other.simulations = 7

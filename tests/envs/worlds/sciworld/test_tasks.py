@@ -10,7 +10,9 @@ from horizonrl.envs.worlds.sciworld.tasks import VARIATIONS, index_tasks, list_t
 def test_the_splits_have_agentgyms_sizes_and_every_family() -> None:
     tasks = list_tasks()
     assert Counter(task.split for task in tasks) == {"test": 200, "train": 2_120}
-    assert {task.category for task in tasks if task.split == "test"} == {family for *_, family in VARIATIONS}
+    assert {task.category for task in tasks if task.split == "test"} == {
+        family for *_, family in VARIATIONS
+    }
 
 
 def test_a_number_is_a_variation_in_agentgyms_order() -> None:
@@ -18,7 +20,9 @@ def test_a_number_is_a_variation_in_agentgyms_order() -> None:
     for task in load_tasks().values():
         if task.name == "use-thermometer":
             assert int(task.spec.task_id) == 120 + task.variation
-    assert len(load_tasks()) < len(index_tasks()) == sum(count for _, count, _ in VARIATIONS) == 4_639
+    assert (
+        len(load_tasks()) < len(index_tasks()) == sum(count for _, count, _ in VARIATIONS) == 4_639
+    )
     assert (index_tasks()["80"].name, index_tasks()["80"].variation) == (
         "freeze",
         20,

@@ -10,11 +10,21 @@ from horizonrl.envs.worlds.shop.catalogue import Product, Wish, load_products
 from horizonrl.envs.worlds.shop.env import BUY, Shop, Visit
 
 SPLITS: tuple[Split, ...] = ("train", "test")
-RUG = Product("B1", "rug", "Alvo A1 round rug", ("round", "washable", "woollen"), {"size": ("small", "large")}, 40.0)
+RUG = Product(
+    "B1",
+    "rug",
+    "Alvo A1 round rug",
+    ("round", "washable", "woollen"),
+    {"size": ("small", "large")},
+    40.0,
+)
 
 
 def test_no_test_task_is_wished_in_training_too() -> None:
-    wished = {split: {wish_of(task.task_id) for task in registry.select("shop", split)} for split in SPLITS}
+    wished = {
+        split: {wish_of(task.task_id) for task in registry.select("shop", split)}
+        for split in SPLITS
+    }
     assert wished["train"] & wished["test"] == set()
 
 
@@ -62,10 +72,14 @@ def test_another_kind_of_product_earns_nothing() -> None:
 
 def test_one_searches_from_the_search_page_and_clicks_what_is_there() -> None:
     shopping = visit()
-    assert shopping.follow("click[Buy Now]").observation.startswith("There is no button 'Buy Now' here.")
+    assert shopping.follow("click[Buy Now]").observation.startswith(
+        "There is no button 'Buy Now' here."
+    )
     found = shopping.follow("search[vegan shoes]").observation
     assert found.startswith("[Back to Search] [Next >] Page 1, 50 results")
-    assert shopping.follow("search[rug]").observation.startswith("You can search from the search page only.")
+    assert shopping.follow("search[rug]").observation.startswith(
+        "You can search from the search page only."
+    )
     second = shopping.follow("click[next >]").observation
     assert second.startswith("[Back to Search] [< Prev] [Next >] Page 2")
     number = second.split("\n")[1][1:8]

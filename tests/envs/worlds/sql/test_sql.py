@@ -77,7 +77,9 @@ def test_the_expert_answers_in_every_format(action_format: str) -> None:
         "SELECT '\ud800'",
     ],
 )
-def test_what_is_no_single_pure_select_is_refused_and_changes_nothing(database: Database, sql: str) -> None:
+def test_what_is_no_single_pure_select_is_refused_and_changes_nothing(
+    database: Database, sql: str
+) -> None:
     try:
         assert database.query(sql) == []  # Nothing but an empty text runs and finds nothing.
         assert not sql
@@ -110,11 +112,15 @@ def test_rows_are_compared_as_a_set() -> None:
 
 
 def test_a_fenced_block_may_have_several_lines_and_the_last_counts() -> None:
-    (step,) = play("```sql\nSELECT 1\n```\nNo:\n```sql\nSELECT COUNT(*)\nFROM books\nWHERE pages > 218;\n```")
+    (step,) = play(
+        "```sql\nSELECT 1\n```\nNo:\n```sql\nSELECT COUNT(*)\nFROM books\nWHERE pages > 218;\n```"
+    )
     assert (step.reward, step.terminated, step.success) == (1, True, True)
 
 
-COMMENTED = "-- books longer\n-- than 218 pages\nSELECT COUNT(*)\n  FROM books WHERE pages > 218 -- done"
+COMMENTED = (
+    "-- books longer\n-- than 218 pages\nSELECT COUNT(*)\n  FROM books WHERE pages > 218 -- done"
+)
 
 
 @pytest.mark.parametrize(
@@ -123,17 +129,24 @@ COMMENTED = "-- books longer\n-- than 218 pages\nSELECT COUNT(*)\n  FROM books W
         ({"format": "react"}, f"Thought: count\n```sql\n{COMMENTED}\n```"),
         ({"format": "plain"}, f"```sql\n{COMMENTED}\n```"),
         ({"format": "plain", "style": "agentgym"}, COMMENTED),
-        ({"format": "function"}, json.dumps({"function_name": "query", "arguments": {"sql": COMMENTED}})),
+        (
+            {"format": "function"},
+            json.dumps({"function_name": "query", "arguments": {"sql": COMMENTED}}),
+        ),
         ({"format": "code"}, f"```python\nquery({COMMENTED!r})\n```"),
         ({"format": "native"}, ToolCall("query", json.dumps({"sql": COMMENTED}))),
     ],
     ids=["react", "plain", "agentgym", "function", "code", "native"],
 )
-def test_a_comment_in_a_query_ends_with_its_line(options: dict[str, Any], reply: str | ToolCall) -> None:
+def test_a_comment_in_a_query_ends_with_its_line(
+    options: dict[str, Any], reply: str | ToolCall
+) -> None:
     async def answer() -> Step:
         environment = Sql(**options)
         await environment.reset("library-0000")
-        return await (environment.step(reply) if isinstance(reply, str) else environment.call(reply))
+        return await (
+            environment.step(reply) if isinstance(reply, str) else environment.call(reply)
+        )
 
     step = asyncio.run(answer())
     assert step.success, step.observation

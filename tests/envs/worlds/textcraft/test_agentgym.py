@@ -25,7 +25,10 @@ def follow(*commands: str) -> list[str]:
         ("", "Could not execute "),
         ("inventory please", "Inventory: You are not carrying anything."),
         ("craft 4 stick using planks", "Wrong item format: planks"),
-        ("craft 4 stick using 2 oak planks", "Could not find enough items to craft minecraft:stick"),
+        (
+            "craft 4 stick using 2 oak planks",
+            "Could not find enough items to craft minecraft:stick",
+        ),
         ("craft 1 unicorn using 0 horn", "Could not find a valid recipe for minecraft:unicorn"),
     ],
 )

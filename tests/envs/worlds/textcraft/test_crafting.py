@@ -6,11 +6,17 @@ from horizonrl.envs.worlds.textcraft.crafting import MAX_COMMAND_CHARS, Crafting
 from horizonrl.envs.worlds.textcraft.tasks import load_book
 
 BOOK = load_book()
-NAMES = st.sampled_from([*sorted(BOOK.recipes_of), *sorted(BOOK.base_items), *BOOK.members, "unobtainium"])
+NAMES = st.sampled_from(
+    [*sorted(BOOK.recipes_of), *sorted(BOOK.base_items), *BOOK.members, "unobtainium"]
+)
 COUNTED = st.builds("{} {}".format, st.integers(0, 10), NAMES)
 COMMANDS = st.one_of(
     st.builds("get {}".format, COUNTED),
-    st.builds(lambda item, paid: f"craft {item} using {', '.join(paid)}", COUNTED, st.lists(COUNTED, min_size=1)),
+    st.builds(
+        lambda item, paid: f"craft {item} using {', '.join(paid)}",
+        COUNTED,
+        st.lists(COUNTED, min_size=1),
+    ),
     st.sampled_from([str(recipe) for recipe in BOOK.recipes]),
     st.text(),
 )
@@ -40,7 +46,10 @@ def test_a_chest_is_crafted_from_logs() -> None:
     ("command", "answer"),
     [
         ("get 4 oak planks", "Could not find oak planks: it must be crafted."),
-        ("get 4 planks", "Could not find planks: name a kind of it, such as acacia planks or birch planks."),
+        (
+            "get 4 planks",
+            "Could not find planks: name a kind of it, such as acacia planks or birch planks.",
+        ),
         ("get 1 unobtainium", "Could not find unobtainium: there is no such item."),
         ("get 0 oak logs", "Could not get 0 oak logs: the least is 1."),
         ("get oak logs", "Could not execute 'get oak logs'."),
@@ -48,7 +57,10 @@ def test_a_chest_is_crafted_from_logs() -> None:
         ("inventoryXYZ", "Could not execute 'inventoryxyz'."),
         ("craft 1 chest", "Could not execute 'craft 1 chest'."),
         ("craft 1 oak logs using 1 stick", "Could not craft oak logs: there is no recipe for it."),
-        ("craft 1 chest using oak planks", "Could not craft chest: 'oak planks' is not an amount and an item."),
+        (
+            "craft 1 chest using oak planks",
+            "Could not craft chest: 'oak planks' is not an amount and an item.",
+        ),
         (
             "craft 1 chest using 8 planks",
             "Could not craft chest using planks: name a kind of it, such as acacia planks or birch planks.",
@@ -68,14 +80,18 @@ def test_a_chest_is_crafted_from_logs() -> None:
         ("x" * 600, "Could not execute a command of 600 characters."),
     ],
 )
-def test_a_command_that_cannot_be_followed_says_why_and_changes_nothing(command: str, answer: str) -> None:
+def test_a_command_that_cannot_be_followed_says_why_and_changes_nothing(
+    command: str, answer: str
+) -> None:
     begun = world(oak_logs=2)
     assert begun.follow(command) == answer
     assert begun.inventory == {"oak logs": 2}
 
 
 def test_the_recipe_decides_how_many_are_made() -> None:
-    assert world(oak_logs=1).follow("craft 99 oak planks using 1 oak logs") == "Crafted 4 oak planks"
+    assert (
+        world(oak_logs=1).follow("craft 99 oak planks using 1 oak logs") == "Crafted 4 oak planks"
+    )
 
 
 def test_capitals_underscores_and_quotes_do_not_matter() -> None:

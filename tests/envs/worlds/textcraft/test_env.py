@@ -55,14 +55,19 @@ def test_distractors_are_added_to_every_way_to_the_goal(task: TaskSpec) -> None:
     many = first_observation(task.task_id, TextCraft(distractors=10)).splitlines()
     assert len(many) == len(few) + 10
     assert set(few) <= set(many)
-    assert len(recipes := [line for line in many if line.startswith("craft 1")]) == len(set(recipes))
+    assert len(recipes := [line for line in many if line.startswith("craft 1")]) == len(
+        set(recipes)
+    )
 
 
 def test_the_reward_is_paid_once_and_only_for_the_goal() -> None:
     async def play() -> None:
         environment = TextCraft(format="plain")
         await environment.reset("stick")
-        bamboo, stick = await environment.step("get 4 bamboo"), await environment.step("craft 1 stick using 2 bamboo")
+        bamboo, stick = (
+            await environment.step("get 4 bamboo"),
+            await environment.step("craft 1 stick using 2 bamboo"),
+        )
         assert (bamboo.reward, bamboo.terminated, bamboo.success) == (0.0, False, False)
         assert (stick.reward, stick.terminated, stick.success) == (1.0, True, True)
         with pytest.raises(EnvironmentFailure, match="'stick' is over"):
@@ -75,7 +80,9 @@ def test_several_actions_in_one_reply_are_an_observation_and_none_is_taken() -> 
     async def play() -> None:
         environment = TextCraft(format="react")
         await environment.reset("stick")
-        refused = await environment.step("Action: get 2 bamboo\nAction: craft 1 stick using 2 bamboo")
+        refused = await environment.step(
+            "Action: get 2 bamboo\nAction: craft 1 stick using 2 bamboo"
+        )
         assert refused.observation == "There are 2 actions in the reply. Take one action at a time."
         nothing = await environment.step("Action: inventory")
         assert nothing.observation == "Inventory: You are not carrying anything."
@@ -85,9 +92,20 @@ def test_several_actions_in_one_reply_are_an_observation_and_none_is_taken() -> 
 
 def test_a_long_inventory_is_cut_to_the_bound() -> None:
     async def play() -> None:
-        environment = TextCraft(format="plain", style="compact", distractors=0, max_observation_chars=200)
+        environment = TextCraft(
+            format="plain", style="compact", distractors=0, max_observation_chars=200
+        )
         await environment.reset("stick")
-        for item in ("cobblestone", "sugar cane", "rabbit hide", "bamboo", "ink sac", "feather", "flint", "redstone"):
+        for item in (
+            "cobblestone",
+            "sugar cane",
+            "rabbit hide",
+            "bamboo",
+            "ink sac",
+            "feather",
+            "flint",
+            "redstone",
+        ):
             for count in (9_999, 9_999):
                 await environment.step(f"get {count} {item}")
         step = await environment.step("inventory")
@@ -101,7 +119,9 @@ def test_a_first_observation_that_does_not_fit_is_a_config_error() -> None:
         first_observation("chest", TextCraft(max_observation_chars=100))
 
 
-@pytest.mark.parametrize("task_id", ["", "oak planks", "minecraft:chest", "unobtainium", "oak_logs"])
+@pytest.mark.parametrize(
+    "task_id", ["", "oak planks", "minecraft:chest", "unobtainium", "oak_logs"]
+)
 def test_a_task_that_does_not_exist_is_a_config_error(task_id: str) -> None:
     with pytest.raises(ConfigError, match="textcraft has no task"):
         first_observation(task_id, TextCraft())
@@ -112,7 +132,9 @@ def test_an_expert_before_reset_is_a_failure() -> None:
         TextCraft().expert()
 
 
-@pytest.mark.parametrize("options", [{"distractors": -1}, {"format": "xml"}, {"max_observation_chars": 3}, {"x": 1}])
+@pytest.mark.parametrize(
+    "options", [{"distractors": -1}, {"format": "xml"}, {"max_observation_chars": 3}, {"x": 1}]
+)
 def test_a_wrong_option_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TextCraft(**options)  # type: ignore[arg-type]

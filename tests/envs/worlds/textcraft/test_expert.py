@@ -38,7 +38,9 @@ def fewest_turns_by_search(goal: str, limit: int) -> int:
     Of a tag only the first member is tried.
     """
     recipes = BOOK.reachable(goal)
-    names = dict.fromkeys(item for r in recipes for i in r.ingredients for item in BOOK.items_for(i.name))
+    names = dict.fromkeys(
+        item for r in recipes for i in r.ingredients for item in BOOK.items_for(i.name)
+    )
     commands = [f"get 64 {item}" for item in names if item in BOOK.base_items]
     for recipe in recipes:
         paid = (f"{i.count} {BOOK.items_for(i.name)[0]}" for i in recipe.ingredients)
@@ -64,8 +66,13 @@ def test_no_search_finds_a_shorter_way_than_the_plan(goal: str) -> None:
     assert fewest_turns_by_search(goal, limit=planned) == planned
 
 
-@given(st.sampled_from(sorted(BOOK.recipes_of)), st.lists(st.sampled_from(sorted(BOOK.base_items)), max_size=6))
-def test_the_expert_takes_over_in_the_middle_and_never_needs_more_turns(goal: str, found: list[str]) -> None:
+@given(
+    st.sampled_from(sorted(BOOK.recipes_of)),
+    st.lists(st.sampled_from(sorted(BOOK.base_items)), max_size=6),
+)
+def test_the_expert_takes_over_in_the_middle_and_never_needs_more_turns(
+    goal: str, found: list[str]
+) -> None:
     world = Crafting(BOOK, goal)
     for item in found:
         world.follow(f"get 1 {item}")
@@ -87,7 +94,10 @@ def test_in_react_format_a_short_true_thought_goes_before_the_action() -> None:
         replies.append(expert.act(""))
         world.follow(str(read_action(replies[-1], "react")))
     assert replies[0] == "Thought: I need 2 acacia logs.\nAction: get 2 acacia logs"
-    assert replies[1] == "Thought: I need acacia planks first.\nAction: craft 4 acacia planks using 1 acacia logs"
+    assert (
+        replies[1]
+        == "Thought: I need acacia planks first.\nAction: craft 4 acacia planks using 1 acacia logs"
+    )
     assert replies[-1] == "Thought: I have all I need.\nAction: craft 1 chest using 8 acacia planks"
 
 

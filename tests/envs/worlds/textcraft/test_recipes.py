@@ -10,8 +10,15 @@ from horizonrl.common.errors import MissingDependency
 from horizonrl.envs.worlds.textcraft.recipes import find_recipes, read_book
 
 
-def write_recipe(folder: Path, name: str, result: str, *ingredients: dict[str, str], **more: str) -> None:
-    recipe = {"type": "minecraft:crafting_shapeless", "ingredients": ingredients, "result": {"item": result}, **more}
+def write_recipe(
+    folder: Path, name: str, result: str, *ingredients: dict[str, str], **more: str
+) -> None:
+    recipe = {
+        "type": "minecraft:crafting_shapeless",
+        "ingredients": ingredients,
+        "result": {"item": result},
+        **more,
+    }
     (folder / f"{name}.json").write_text(json.dumps(recipe))
 
 
@@ -52,11 +59,16 @@ def test_a_shaped_recipe_counts_its_symbols(tmp_path: Path) -> None:
     shaped = {
         "type": "minecraft:crafting_shaped",
         "pattern": ["##", "# ", "/ "],
-        "key": {"#": {"item": "minecraft:iron_ingot"}, "/": [{"item": "minecraft:stick"}, {"item": "minecraft:bone"}]},
+        "key": {
+            "#": {"item": "minecraft:iron_ingot"},
+            "/": [{"item": "minecraft:stick"}, {"item": "minecraft:bone"}],
+        },
         "result": {"item": "minecraft:axe", "count": 2},
     }
     (tmp_path / "axe.json").write_text(json.dumps(shaped))
-    assert [str(recipe) for recipe in read_book(tmp_path).recipes] == ["craft 2 axe using 3 iron ingot, 1 stick"]
+    assert [str(recipe) for recipe in read_book(tmp_path).recipes] == [
+        "craft 2 axe using 3 iron ingot, 1 stick"
+    ]
 
 
 def test_of_two_recipes_that_make_each_other_the_first_file_stays(tmp_path: Path) -> None:
@@ -68,7 +80,9 @@ def test_of_two_recipes_that_make_each_other_the_first_file_stays(tmp_path: Path
 
 
 def test_a_tag_that_nothing_craftable_belongs_to_is_an_item(tmp_path: Path) -> None:
-    write_recipe(tmp_path, "oak", "minecraft:oak_planks", {"tag": "minecraft:oak_logs"}, group="planks")
+    write_recipe(
+        tmp_path, "oak", "minecraft:oak_planks", {"tag": "minecraft:oak_logs"}, group="planks"
+    )
     write_recipe(tmp_path, "table", "minecraft:table", {"tag": "minecraft:planks"})
     book = read_book(tmp_path)
     assert book.members == {"planks": ("oak planks",)}
@@ -78,7 +92,11 @@ def test_a_tag_that_nothing_craftable_belongs_to_is_an_item(tmp_path: Path) -> N
 
 def test_smelting_and_unpacking_a_block_are_not_crafting(tmp_path: Path) -> None:
     write_recipe(tmp_path, "unpack", "minecraft:coal", {"item": "minecraft:coal_block"})
-    smelting = {"type": "minecraft:smelting", "ingredient": {"item": "minecraft:log"}, "result": "minecraft:charcoal"}
+    smelting = {
+        "type": "minecraft:smelting",
+        "ingredient": {"item": "minecraft:log"},
+        "result": "minecraft:charcoal",
+    }
     (tmp_path / "smelt.json").write_text(json.dumps(smelting))
     book = read_book(tmp_path)
     assert book.recipes == ()

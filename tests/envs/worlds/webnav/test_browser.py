@@ -100,7 +100,9 @@ def test_an_action_that_cannot_be_taken_says_why_and_changes_nothing(action: str
     assert refused(User("http://shop/"), action) == why
 
 
-@pytest.mark.parametrize("url", ["http://nowhere/", "shop/orders/1", "http://shop/product/x/cart", "http://code/a/b/c"])
+@pytest.mark.parametrize(
+    "url", ["http://nowhere/", "shop/orders/1", "http://shop/product/x/cart", "http://code/a/b/c"]
+)
 def test_an_address_without_a_page_is_a_page_that_says_so(url: str) -> None:
     user = User("http://shop/")
     before = build_world("a test", SIZES["compact"])
@@ -153,7 +155,9 @@ def test_another_customers_order_is_not_mine_to_see() -> None:
     assert user.do(f"goto [http://shop/orders/{other.number}]").startswith("Not found")
 
 
-@pytest.mark.parametrize("action", ["", "click 3", "click [3", "drag [3]", "type [3]", "type [3] [] [1]", "back"])
+@pytest.mark.parametrize(
+    "action", ["", "click 3", "click [3", "drag [3]", "type [3]", "type [3] [] [1]", "back"]
+)
 def test_words_that_are_no_action_are_none(action: str) -> None:
     assert read_command(action) is None
 

@@ -71,7 +71,10 @@ def test_a_write_task_wants_the_change_and_nothing_else() -> None:
 
 
 def test_a_read_task_wants_the_answer_and_sites_as_they_were() -> None:
-    assert play("stars-of-repo-0", "expert", "stop [-1]").info == {"answer_is_right": False, "sites_are_right": True}
+    assert play("stars-of-repo-0", "expert", "stop [-1]").info == {
+        "answer_is_right": False,
+        "sites_are_right": True,
+    }
     assert not play("stars-of-repo-0", "expert", "stop []").success
 
 
@@ -87,7 +90,9 @@ def test_an_episode_ends_with_stop_and_is_paid_once() -> None:
 
 
 def test_a_reply_without_an_action_is_told_what_there_is() -> None:
-    assert play("star-repo-0", "dance").observation.startswith("There is no such action. The actions are: click [{id}]")
+    assert play("star-repo-0", "dance").observation.startswith(
+        "There is no such action. The actions are: click [{id}]"
+    )
 
 
 def test_two_instances_share_no_site() -> None:
@@ -141,7 +146,9 @@ def test_a_first_observation_that_does_not_fit_is_a_config_error() -> None:
         asyncio.run(WebNav(max_observation_chars=100).reset("star-repo-0"))
 
 
-@pytest.mark.parametrize("options", [{"style": "tiny"}, {"format": "xml"}, {"max_observation_chars": 3}, {"x": 1}])
+@pytest.mark.parametrize(
+    "options", [{"style": "tiny"}, {"format": "xml"}, {"max_observation_chars": 3}, {"x": 1}]
+)
 def test_a_wrong_option_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         WebNav(**options)  # type: ignore[arg-type]

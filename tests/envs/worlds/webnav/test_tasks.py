@@ -15,13 +15,19 @@ def test_the_splits_hold_372_and_50_tasks_of_every_category() -> None:
     listed = load_tasks()
     assert Counter(task.split for task in listed) == {"train": 372, "test": 50}
     assert Counter((task.category, task.split) for task in listed) == {
-        (category, split): size for category, sizes in TASKS.items() for split, size in sizes.items()
+        (category, split): size
+        for category, sizes in TASKS.items()
+        for split, size in sizes.items()
     }
 
 
 def test_every_template_has_tasks() -> None:
     listed = {task.task_id.rpartition("-")[0] for task in load_tasks()}
-    assert len(listed) == sum(len(templates) for sites in TEMPLATES.values() for templates in sites.values()) == 42
+    assert (
+        len(listed)
+        == sum(len(templates) for sites in TEMPLATES.values() for templates in sites.values())
+        == 42
+    )
 
 
 @pytest.mark.parametrize("style", ["full", "compact"])
@@ -64,7 +70,9 @@ def test_no_answer_pays_that_also_names_another_possibility(style: Style) -> Non
         if answer is not None and answer.kind == "must_include":
             assert answer.rivals, f"{task.task_id}: what could one answer instead?"
             assert answer.accepts(f"It is {answer.value}")
-            assert not any(answer.accepts(f"{answer.value}, {rival}") for rival in answer.rivals), task.task_id
+            assert not any(answer.accepts(f"{answer.value}, {rival}") for rival in answer.rivals), (
+                task.task_id
+            )
 
 
 @pytest.mark.parametrize("style", ["full", "compact"])
@@ -86,8 +94,16 @@ def test_two_draws_of_a_task_share_no_record() -> None:
 @pytest.mark.parametrize(
     ("answer", "right", "wrong"),
     [
-        (Answer("exact", "shipped"), ["shipped", " Shipped. ", '"shipped"'], ["", "it is shipped", "ship"]),
-        (Answer("exact", "ada12@mail.com"), ["ada12@mail.com"], ["ada1@mail.com", "ada12 mail.com"]),
+        (
+            Answer("exact", "shipped"),
+            ["shipped", " Shipped. ", '"shipped"'],
+            ["", "it is shipped", "ship"],
+        ),
+        (
+            Answer("exact", "ada12@mail.com"),
+            ["ada12@mail.com"],
+            ["ada1@mail.com", "ada12 mail.com"],
+        ),
         (
             Answer("must_include", "Red Mug"),
             ["red mug", "It is the Red Mug, at $5.00."],

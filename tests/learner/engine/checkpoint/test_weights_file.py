@@ -12,7 +12,12 @@ from safetensors.torch import load_file
 
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError, ConfigError
-from horizonrl.learner.engine.checkpoint.weights_file import VERSION_FILE, WEIGHTS_FILE, export, write_weights_file
+from horizonrl.learner.engine.checkpoint.weights_file import (
+    VERSION_FILE,
+    WEIGHTS_FILE,
+    export,
+    write_weights_file,
+)
 
 
 def card(facts: Mapping[str, Any]) -> str:
@@ -22,14 +27,18 @@ def card(facts: Mapping[str, Any]) -> str:
 @pytest.fixture
 def weights(tiny_model: Path, tmp_path: Path) -> Path:
     """A checkpoint's directory with weights that are not the initial ones."""
-    tensors = {name: tensor + 1 for name, tensor in load_file(tiny_model / "model.safetensors").items()}
+    tensors = {
+        name: tensor + 1 for name, tensor in load_file(tiny_model / "model.safetensors").items()
+    }
     (tmp_path / "step-000003").mkdir()
     write_weights_file(tensors, tmp_path / "step-000003" / WEIGHTS_FILE)
     return tmp_path / "step-000003"
 
 
 @pytest.mark.parametrize("from_checkpoint", [True, False])
-def test_transformers_opens_an_export(tiny_model: Path, weights: Path, tmp_path: Path, from_checkpoint: bool) -> None:
+def test_transformers_opens_an_export(
+    tiny_model: Path, weights: Path, tmp_path: Path, from_checkpoint: bool
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = weights if from_checkpoint else weights / WEIGHTS_FILE
@@ -48,27 +57,43 @@ def test_transformers_opens_an_export(tiny_model: Path, weights: Path, tmp_path:
 def test_an_export_says_what_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
     out = export(tiny_model, weights, tmp_path / "out", {"run": "crafting", "version": 3}, card)
     facts = json.loads((out / VERSION_FILE).read_text())
-    assert facts == {"run": "crafting", "version": 3, "digest": digest_file(out / "model.safetensors")}
+    assert facts == {
+        "run": "crafting",
+        "version": 3,
+        "digest": digest_file(out / "model.safetensors"),
+    }
     written = (out / "README.md").read_text()
     assert written == "made by the caller: ['digest', 'run', 'version']"
     assert (out / "generation_config.json").is_file() and not list(out.glob(".*"))
 
 
-def test_an_export_says_which_precision_its_weights_have(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
+def test_an_export_says_which_precision_its_weights_have(
+    tiny_model: Path, weights: Path, tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
     config = json.loads((tiny_model / "config.json").read_text())
-    said = {"dtype": "float16", "torch_dtype": "float16", "text_config": {"torch_dtype": "float32", "kept": 1}}
+    said = {
+        "dtype": "float16",
+        "torch_dtype": "float16",
+        "text_config": {"torch_dtype": "float32", "kept": 1},
+    }
     others = {"rope_scaling": {"factor": 2.0}, "quantization_config": {"quant_method": "fp8"}}
     (model / "config.json").write_text(json.dumps(config | said | others))
     (model / "adapter_config.json").write_text("{}")
     out = export(model, weights, tmp_path / "out", {}, card)
-    told = {"dtype": "bfloat16", "text_config": {"dtype": "bfloat16", "kept": 1}, "rope_scaling": {"factor": 2.0}}
+    told = {
+        "dtype": "bfloat16",
+        "text_config": {"dtype": "bfloat16", "kept": 1},
+        "rope_scaling": {"factor": 2.0},
+    }
     assert json.loads((out / "config.json").read_text()) == config | told
     assert not (out / "adapter_config.json").exists()
 
 
-def test_a_configuration_that_is_right_is_copied_as_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
+def test_a_configuration_that_is_right_is_copied_as_it_is(
+    tiny_model: Path, weights: Path, tmp_path: Path
+) -> None:
     out = export(tiny_model, weights, tmp_path / "out", {}, card)
     assert (out / "config.json").read_bytes() == (tiny_model / "config.json").read_bytes()
 
@@ -79,7 +104,9 @@ def test_an_export_is_never_written_over(tiny_model: Path, weights: Path, tmp_pa
         export(tiny_model, weights, tmp_path / "out", {}, card)
 
 
-def test_an_interrupted_export_can_be_repeated(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
+def test_an_interrupted_export_can_be_repeated(
+    tiny_model: Path, weights: Path, tmp_path: Path
+) -> None:
     def interrupted(_: Mapping[str, Any]) -> str:
         raise KeyboardInterrupt
 
@@ -90,7 +117,9 @@ def test_an_interrupted_export_can_be_repeated(tiny_model: Path, weights: Path, 
     assert not list(out.glob(".*"))
 
 
-def test_a_folder_with_files_of_the_users_is_left_as_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
+def test_a_folder_with_files_of_the_users_is_left_as_it_is(
+    tiny_model: Path, weights: Path, tmp_path: Path
+) -> None:
     own = tmp_path / "README.md"
     own.write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):

@@ -38,7 +38,9 @@ def varlen(
 ) -> Tensor:
     """Attend as torch's documentation defines `varlen_attn`: in float64, by segment, aligned to the last key."""
     assert queries_S1.dtype is keys_S1.dtype is torch.int32
-    assert (longest_queries, longest_keys) == tuple(int(ends.diff().max()) for ends in (queries_S1, keys_S1))
+    assert (longest_queries, longest_keys) == tuple(
+        int(ends.diff().max()) for ends in (queries_S1, keys_S1)
+    )
     assert int(queries_S1[-1]) == len(q_THE) and int(keys_S1[-1]) == len(k_KGE) == len(v_KGE)
     left, right = window_size
     assert right == 0 and (enable_gqa or q_THE.shape[1] == k_KGE.shape[1])
@@ -49,7 +51,9 @@ def varlen(
             for tensor, starts in ((q_THE, queries_S1), (k_KGE, keys_S1), (v_KGE, keys_S1))
         )
         k, v = (kept.repeat_interleave(shared, 0) for kept in (k, v))
-        behind = torch.arange(k.shape[1] - q.shape[1], k.shape[1])[:, None] - torch.arange(k.shape[1])
+        behind = torch.arange(k.shape[1] - q.shape[1], k.shape[1])[:, None] - torch.arange(
+            k.shape[1]
+        )
         hidden = (behind < 0) if left < 0 else (behind < 0) | (behind > left)
         scores = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, -torch.inf)
         outputs.append((scores.softmax(-1) @ v).transpose(0, 1))
@@ -70,10 +74,15 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return calls
 
 
-def attended(segments: list[tuple[int, int, int, int]], window: int | None, groups: int) -> list[Tensor]:
+def attended(
+    segments: list[tuple[int, int, int, int]], window: int | None, groups: int
+) -> list[Tensor]:
     """Return what four heads attend to in the segments, and the gradients of queries, keys and values."""
     tokens, generator = segments[-1][1], torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, tokens, 8, generator=generator).requires_grad_() for heads in (4, groups, groups))
+    q, k, v = (
+        torch.randn(1, heads, tokens, 8, generator=generator).requires_grad_()
+        for heads in (4, groups, groups)
+    )
     packed = PackedSegments(tuple(Segment(*numbers) for numbers in segments), q.device)
     out, _ = attend(None, q, k, v, None, segments=packed, sliding_window=window, scaling=0.3)
     pulls = torch.randn(out.shape, generator=generator)
@@ -95,7 +104,11 @@ SEGMENTS = {
 @pytest.mark.parametrize("window", [None, 1, 10, 200])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_a_gpu_attends_as_a_cpu_does(
-    on_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, segments: Any, window: int | None, groups: int
+    on_gpu: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    segments: Any,
+    window: int | None,
+    groups: int,
 ) -> None:
     made = attended(segments, window, groups)
     assert len(on_gpu) == 1, "one kernel for all segments"
@@ -105,7 +118,9 @@ def test_a_gpu_attends_as_a_cpu_does(
 
 
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
-def test_a_gpu_without_the_kernel_attends_segment_by_segment(monkeypatch: pytest.MonkeyPatch, segments: Any) -> None:
+def test_a_gpu_without_the_kernel_attends_segment_by_segment(
+    monkeypatch: pytest.MonkeyPatch, segments: Any
+) -> None:
     expected = attended(segments, None, 2)
     monkeypatch.setattr(attention, "_attend_on_cpu", attention._attend_by_segment)
     for ours, theirs in zip(attended(segments, None, 2), expected, strict=True):
@@ -115,7 +130,9 @@ def test_a_gpu_without_the_kernel_attends_segment_by_segment(monkeypatch: pytest
 def test_the_gradient_of_a_key_that_many_segments_see_is_rounded_once() -> None:
     rows_TGE = torch.ones(2, 1, 4, dtype=torch.bfloat16, requires_grad=True)
     places_K = torch.tensor([0, 1] * 500)
-    pulls_KGE = torch.rand(1000, 1, 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    pulls_KGE = torch.rand(1000, 1, 4, generator=torch.Generator().manual_seed(0)).to(
+        torch.bfloat16
+    )
     attention._Rows.apply(rows_TGE, places_K).backward(pulls_KGE)  # type: ignore[no-untyped-call]
     exact = pulls_KGE.double().view(500, 2, 1, 4).sum(0)
     assert rows_TGE.grad is not None
@@ -135,11 +152,17 @@ def test_the_gradient_of_a_key_that_many_segments_see_is_rounded_once() -> None:
     ],
 )
 def test_the_kernel_is_asked_for_what_it_does_alone(
-    monkeypatch: pytest.MonkeyPatch, dtype: Any, width: int, of_values: int, capability: Any, taken: bool
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: Any,
+    width: int,
+    of_values: int,
+    capability: Any,
+    taken: bool,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     query, value = (
-        SimpleNamespace(is_cuda=True, device=None, dtype=dtype, shape=(1, 4, 9, each)) for each in (width, of_values)
+        SimpleNamespace(is_cuda=True, device=None, dtype=dtype, shape=(1, 4, 9, each))
+        for each in (width, of_values)
     )
     assert attention.on_flash(query, value) is taken  # type: ignore[arg-type]
     query.is_cuda = False
@@ -153,7 +176,9 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     directory = tmp_path_factory.mktemp("mistral")
     sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, sliding_window=WINDOW)
+    config = MistralConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, sliding_window=WINDOW
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         MistralForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
@@ -182,7 +207,11 @@ def every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("path", ["at once", "by segment"])
 @pytest.mark.parametrize("kind", ["tiny_model", "windowed_model"])
 def test_a_default_step_on_a_gpus_path_is_the_cpus(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, path: str
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+    path: str,
 ) -> None:
     model_dir: Path = request.getfixturevalue(kind)
     expected, before = steps_of(model_dir, tmp_path), load_language_model(model_dir).state_dict()
@@ -196,7 +225,9 @@ def test_a_default_step_on_a_gpus_path_is_the_cpus(
         assert ours.loss == pytest.approx(theirs.loss, abs=1e-2)
         assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=2e-2)
     moved, other = (
-        torch.cat([(kept - before[name]).flatten().float() for name, kept in sorted(tensors.items())])
+        torch.cat(
+            [(kept - before[name]).flatten().float() for name, kept in sorted(tensors.items())]
+        )
         for tensors in (weights, expected[1])
     )
     assert float(torch.nn.functional.cosine_similarity(moved, other, dim=0)) > 0.9
@@ -207,7 +238,9 @@ def test_a_model_is_tried_on_the_path_that_trains_it(
 ) -> None:
     lm = load_language_model(windowed_model)
     assert TokenScorer(lm).packs and on_gpu
-    monkeypatch.setattr(attention, "varlen_attn", lambda *asked, **options: 3.0 - varlen(*asked, **options))
+    monkeypatch.setattr(
+        attention, "varlen_attn", lambda *asked, **options: 3.0 - varlen(*asked, **options)
+    )
     assert not TokenScorer(lm).packs, "the kernel's result is not what an episode has alone"
 
 
@@ -228,7 +261,9 @@ def test_a_model_is_tried_on_the_device_and_left_in_the_memory_where_it_was(
     assert emptied == ([True] if device == "cuda" else [])
 
 
-def test_a_gpu_without_room_leaves_the_trial_to_the_cpu(monkeypatch: pytest.MonkeyPatch, windowed_model: Path) -> None:
+def test_a_gpu_without_room_leaves_the_trial_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, windowed_model: Path
+) -> None:
     lm = load_language_model(windowed_model)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 1 << 40))
     with model._moved(lm, torch.device("cuda", 0)):
@@ -240,7 +275,11 @@ def test_a_gpu_without_room_leaves_the_trial_to_the_cpu(monkeypatch: pytest.Monk
     ({}, "cuda", "plain"), ({"gradient_checkpointing": True}, "cuda", "twice"),
 ])  # fmt: skip
 def test_layers_keep_their_products_on_a_cpu_alone(
-    monkeypatch: pytest.MonkeyPatch, windowed_model: Path, settings: dict[str, Any], device: str, expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    windowed_model: Path,
+    settings: dict[str, Any],
+    device: str,
+    expected: str,
 ) -> None:
     made = []
     monkeypatch.setattr(step, "keep_products", lambda lm: made.append("keeps"))
@@ -265,9 +304,13 @@ def test_windows_leave_packed_scores_those_of_episodes_alone(windowed_model: Pat
             trace = batch.traces[index]
             ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
             with torch.no_grad():
-                states_LD = lm.base_model(input_ids=ids_L[None], use_cache=False, segments=whole(len(ids_L)))[0][0]
+                states_LD = lm.base_model(
+                    input_ids=ids_L[None], use_cache=False, segments=whole(len(ids_L))
+                )[0][0]
                 scores_LV = lm.get_output_embeddings()(states_LD).log_softmax(-1)
-            alone += [scores_LV[asked - 1, ids_L[asked]].item() for asked in np.flatnonzero(trace.mask_L)]
+            alone += [
+                scores_LV[asked - 1, ids_L[asked]].item() for asked in np.flatnonzero(trace.mask_L)
+            ]
         assert_allclose(logprobs_N, alone, atol=2e-5)
 
 

@@ -40,5 +40,7 @@ print("same")
 
 
 def test_a_product_is_that_of_float32_rounded_once_forward_and_backward() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr

@@ -24,7 +24,9 @@ def scores_of(logits_NV: Tensor, ids_N: Tensor, temperature: float = 1.0) -> tup
 @pytest.mark.parametrize("tokens", [1, ROWS, 2 * ROWS + 1])
 def test_scores_and_gradient_equal_log_softmax(tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
-    logits_NV = torch.randn(tokens, 50, dtype=torch.float64, generator=generator).mul_(5).requires_grad_()
+    logits_NV = (
+        torch.randn(tokens, 50, dtype=torch.float64, generator=generator).mul_(5).requires_grad_()
+    )
     ids_N = torch.randint(50, (tokens,), generator=generator)
     oracle_NV = (logits_NV / 1.3).log_softmax(-1)
     weights_N = torch.randn(tokens, dtype=torch.float64, generator=generator)
@@ -33,8 +35,12 @@ def test_scores_and_gradient_equal_log_softmax(tokens: int) -> None:
     (oracle_gradient_NV,) = torch.autograd.grad(
         oracle_NV.gather(1, ids_N[:, None])[:, 0] @ weights_N, logits_NV, retain_graph=True
     )
-    assert_allclose(logprobs_N.detach(), oracle_NV.gather(1, ids_N[:, None])[:, 0].detach(), rtol=1e-9)
-    assert_allclose(entropies_N.detach(), -(oracle_NV.exp() * oracle_NV).sum(-1).detach(), rtol=1e-9)
+    assert_allclose(
+        logprobs_N.detach(), oracle_NV.gather(1, ids_N[:, None])[:, 0].detach(), rtol=1e-9
+    )
+    assert_allclose(
+        entropies_N.detach(), -(oracle_NV.exp() * oracle_NV).sum(-1).detach(), rtol=1e-9
+    )
     assert_allclose(gradient_NV, oracle_gradient_NV, atol=1e-12)
 
 
@@ -54,7 +60,9 @@ def test_the_gradient_of_the_entropy_equals_autograds(tokens: int) -> None:
     logprobs_N, entropies_N = scores_of(logits_NV, ids_N, 1.3)
     (gradient,) = torch.autograd.grad((logprobs_N * pull_N + 0.5 * entropies_N).sum(), logits_NV)
     oracle_NV = (logits_NV / 1.3).log_softmax(-1)
-    oracle = (oracle_NV.gather(1, ids_N[:, None])[:, 0] * pull_N).sum() - 0.5 * (oracle_NV.exp() * oracle_NV).sum()
+    oracle = (oracle_NV.gather(1, ids_N[:, None])[:, 0] * pull_N).sum() - 0.5 * (
+        oracle_NV.exp() * oracle_NV
+    ).sum()
     assert_allclose(gradient, torch.autograd.grad(oracle, logits_NV)[0], rtol=1e-9, atol=1e-12)
 
 
@@ -63,7 +71,9 @@ def test_extreme_logits_stay_finite() -> None:
     logprobs_N, entropies_N = scores_of(logits_NV, torch.tensor([1]))
     logprobs_N.sum().backward()
     assert logits_NV.grad is not None
-    assert torch.isfinite(torch.cat([logprobs_N, entropies_N, logits_NV.grad.flatten().float()])).all()
+    assert torch.isfinite(
+        torch.cat([logprobs_N, entropies_N, logits_NV.grad.flatten().float()])
+    ).all()
 
 
 def test_a_token_that_is_ruled_out_leaves_entropy_and_gradients_finite() -> None:
@@ -81,10 +91,14 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradients_finite() -> None
     logprobs_N, entropies_N, _ = ScoringHead(linear, None, 1.0, False)(
         hidden_ND, torch.tensor([0, 1, 2]), temperatures_N
     )
-    made = torch.autograd.grad((logprobs_N + 0.5 * entropies_N).sum(), [hidden_ND, linear.weight, linear.bias])
+    made = torch.autograd.grad(
+        (logprobs_N + 0.5 * entropies_N).sum(), [hidden_ND, linear.weight, linear.bias]
+    )
     oracle_NV = (few(hidden_ND) / 0.7).log_softmax(-1)  # the same model without the token
     oracle_entropies_N = -(oracle_NV.exp() * oracle_NV).sum(-1)
-    oracle = oracle_NV.gather(1, torch.tensor([[0], [1], [2]])).sum() + 0.5 * oracle_entropies_N.sum()
+    oracle = (
+        oracle_NV.gather(1, torch.tensor([[0], [1], [2]])).sum() + 0.5 * oracle_entropies_N.sum()
+    )
     asked = torch.autograd.grad(oracle, [hidden_ND, few.weight, few.bias])
     assert_allclose(entropies_N.detach(), oracle_entropies_N.detach(), rtol=1e-6)
     assert_allclose(made[0], asked[0], rtol=1e-5, atol=1e-8)
@@ -93,7 +107,9 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradients_finite() -> None
         assert not whole[4].any()
 
 
-def in_chunks(chunks: int, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+def in_chunks(
+    chunks: int, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.bfloat16
+) -> list[Tensor]:
     """Return the gradients of 600 tokens for hidden states, weight and bias of a head with 5,000 ids."""
     tokens, ids = 600, 5000
     monkeypatch.setitem(head.LOGITS_BYTES, "cpu", -(-tokens // chunks) * ids * dtype.itemsize)
@@ -102,10 +118,14 @@ def in_chunks(chunks: int, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype =
     for parameter in linear.parameters():
         nn.init.normal_(parameter, std=0.05, generator=generator)
     linear = linear.to(torch.bfloat16).to(dtype)
-    hidden_ND = torch.randn(tokens, 64, generator=generator).to(torch.bfloat16).to(dtype).requires_grad_()
+    hidden_ND = (
+        torch.randn(tokens, 64, generator=generator).to(torch.bfloat16).to(dtype).requires_grad_()
+    )
     ids_N = torch.randint(ids, (tokens,), generator=generator)
     pulls_N = torch.randn(tokens, generator=generator)
-    logprobs_N, entropies_N, _ = ScoringHead(linear, None, 1.0, False)(hidden_ND, ids_N, torch.ones(tokens))
+    logprobs_N, entropies_N, _ = ScoringHead(linear, None, 1.0, False)(
+        hidden_ND, ids_N, torch.ones(tokens)
+    )
     loss = (logprobs_N * pulls_N + 0.1 * entropies_N).sum()
     return [g.double() for g in torch.autograd.grad(loss, [hidden_ND, linear.weight, linear.bias])]
 
@@ -129,6 +149,8 @@ def test_a_frozen_head_gets_no_gradient_and_hands_one_on(monkeypatch: pytest.Mon
     for chunk in (2, 100):
         monkeypatch.setitem(head.LOGITS_BYTES, "cpu", chunk * 7 * 4)
         hidden_ND = torch.ones(5, 5, requires_grad=True)
-        ScoringHead(linear, None, 1.0, False)(hidden_ND, torch.arange(5), torch.ones(5))[0].sum().backward()
+        ScoringHead(linear, None, 1.0, False)(hidden_ND, torch.arange(5), torch.ones(5))[
+            0
+        ].sum().backward()
         assert hidden_ND.grad is not None and hidden_ND.grad.any()
         assert linear.weight.grad is None and linear.bias.grad is None

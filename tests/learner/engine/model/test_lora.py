@@ -71,8 +71,13 @@ def written(engine: RankEngine, path: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def cosine(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> float:
-    moved = [torch.cat([(w[n].float() - before[n].float()).flatten() for n in before]) for w in (first, second)]
+def cosine(
+    first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
+) -> float:
+    moved = [
+        torch.cat([(w[n].float() - before[n].float()).flatten() for n in before])
+        for w in (first, second)
+    ]
     return float(torch.nn.functional.cosine_similarity(*moved, dim=0))
 
 
@@ -87,7 +92,10 @@ def test_a_merged_weight_is_the_sum_rounded_once() -> None:
 @pytest.mark.parametrize("rank", [1, 3, 16])
 def test_torch_and_numba_merge_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     dice = torch.Generator().manual_seed(rank)
-    W, A, B = (torch.randn(shape, generator=dice).bfloat16() for shape in ((700, 300), (rank, 300), (700, rank)))
+    W, A, B = (
+        torch.randn(shape, generator=dice).bfloat16()
+        for shape in ((700, 300), (rank, 300), (700, rank))
+    )
     W[0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0])
     compiled = merged(W, A, B)
 
@@ -98,7 +106,9 @@ def test_torch_and_numba_merge_to_the_same_bits(monkeypatch: pytest.MonkeyPatch,
     assert torch.equal(merged(W, A, B).view(torch.int16), compiled.view(torch.int16))
 
 
-def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(start: StartEngine, tmp_path: Path) -> None:
+def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(
+    start: StartEngine, tmp_path: Path
+) -> None:
     """The tiny model's head is tied: it has no tensor of its own, in the base and in the weights."""
     engine = start()
     engine.write_weights(tmp_path / "base.safetensors")
@@ -109,7 +119,9 @@ def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(star
     resumed = start(zero_stage=3)
     resumed.load(tmp_path / "checkpoint")
     resumed.write_weights(tmp_path / "resumed.safetensors")
-    base, weights = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("base", "weights"))
+    base, weights = (
+        (tmp_path / f"{name}.safetensors").read_bytes() for name in ("base", "weights")
+    )
     assert base != weights
     for name in ("weights", "resumed"):
         found = bytearray(len(base))
@@ -117,13 +129,17 @@ def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(star
         assert found == weights
 
 
-def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(start: StartEngine, tmp_path: Path) -> None:
+def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(
+    start: StartEngine, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         host, late = (ShadowHost(transport, tmp_path / name) for name in ("host", "late"))
         engine = start(backend="torch")
         for lineage in (0, 1):
-            publisher = WeightsPublisher(transport, Fence(transport), tmp_path / "weights", share_files=False)
+            publisher = WeightsPublisher(
+                transport, Fence(transport), tmp_path / "weights", share_files=False
+            )
             if lineage == 1:  # as `Recovery.resume` does it
                 engine = start(backend="torch")
             engine.write_weights(publisher.base_file)
@@ -145,7 +161,9 @@ def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(start
     asyncio.run(scenario())
 
 
-def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trained(tiny_model: Path) -> None:
+def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trained(
+    tiny_model: Path,
+) -> None:
     lm = load_language_model(tiny_model)
     names = [name for name, _ in lm.named_parameters()]
     add_adapters(lm, RANK)
@@ -153,7 +171,9 @@ def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trai
     assert sum(p.numel() for p in trained.values()) == LAYERS * RANK * sum(SIDES.values())
     assert all(".lora_" in name for name in trained)
     assert [name for name, _ in policy_weights(lm)] == names
-    assert {name.split(".")[-2] for name, parts in policy_weights(lm) if len(parts) == 3} == SIDES.keys()
+    assert {
+        name.split(".")[-2] for name, parts in policy_weights(lm) if len(parts) == 3
+    } == SIDES.keys()
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -163,16 +183,23 @@ def test_version_0_is_the_base_and_a_step_changes_only_what_has_adapters(
     engine = start(zero_stage=zero_stage, micro_batch_tokens=128)
     base, before = load_file(tiny_model / "model.safetensors"), written(engine, tmp_path / "before")
     assert before.keys() == base.keys()
-    assert all(torch.equal(before[name].view(torch.int16), base[name].view(torch.int16)) for name in base)
+    assert all(
+        torch.equal(before[name].view(torch.int16), base[name].view(torch.int16)) for name in base
+    )
     engine.train_step(make_batch(), 1e-2)
     after = written(engine, tmp_path / "after")
     changed = {name for name in base if not torch.equal(after[name], base[name])}
     assert changed == {name for name in base if name.split(".")[-2] in SIDES}
     engine.train_step(make_batch(), 0.0)
-    assert all(torch.equal(after[name], again) for name, again in written(engine, tmp_path / "again").items())
+    assert all(
+        torch.equal(after[name], again)
+        for name, again in written(engine, tmp_path / "again").items()
+    )
 
 
-def test_all_stages_and_layouts_take_the_same_step(start: StartEngine, tiny_model: Path, tmp_path: Path) -> None:
+def test_all_stages_and_layouts_take_the_same_step(
+    start: StartEngine, tiny_model: Path, tmp_path: Path
+) -> None:
     """Stages 2 and 3 share no prompts, a small budget cuts the batch: each stands for another way through the model."""
     batch = make_groups(0, groups=2, group_size=4, prompt=60)
     layouts = [{"zero_stage": stage} for stage in range(4)]
@@ -183,7 +210,9 @@ def test_all_stages_and_layouts_take_the_same_step(start: StartEngine, tiny_mode
         stats.append(engine.train_step(batch, 1e-2))
         weights.append(written(engine, tmp_path / "weights"))
     assert [s.loss for s in stats] == pytest.approx([stats[0].loss] * len(layouts), rel=1e-2)
-    assert [s.grad_norm for s in stats] == pytest.approx([stats[0].grad_norm] * len(layouts), rel=2e-2)
+    assert [s.grad_norm for s in stats] == pytest.approx(
+        [stats[0].grad_norm] * len(layouts), rel=2e-2
+    )
     base = load_file(tiny_model / "model.safetensors")
     assert min(cosine(weights[0], other, base) for other in weights[1:]) > 0.97
 
@@ -225,9 +254,13 @@ def test_adapters_learn_a_sequence_by_heart(start: StartEngine) -> None:
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_resumed_engine_goes_on_bit_for_bit(start: StartEngine, tmp_path: Path, zero_stage: int) -> None:
+def test_a_resumed_engine_goes_on_bit_for_bit(
+    start: StartEngine, tmp_path: Path, zero_stage: int
+) -> None:
     objective = Objective(**dict(GAE) | {"reference": KL.reference})
-    engine, resumed = (start(zero_stage=zero_stage, objective=objective, seed=seed) for seed in (0, 1))
+    engine, resumed = (
+        start(zero_stage=zero_stage, objective=objective, seed=seed) for seed in (0, 1)
+    )
     for seed in range(2):
         engine.train_step(make_batch(seed, version=1 + seed), 1e-2)
     engine.save(tmp_path / "checkpoint", {"cursor": 7})
@@ -238,7 +271,13 @@ def test_a_resumed_engine_goes_on_bit_for_bit(start: StartEngine, tmp_path: Path
         first = each.write_weights(tmp_path / "weights")
         stats = each.train_step(make_batch(2, version=3), 1e-2)
         seen.append(
-            (first, stats.loss, stats.value_error, stats.reference_kl, each.write_weights(tmp_path / "weights"))
+            (
+                first,
+                stats.loss,
+                stats.value_error,
+                stats.reference_kl,
+                each.write_weights(tmp_path / "weights"),
+            )
         )
     assert seen[0] == seen[1] and seen[0][0] != seen[0][-1]
 
@@ -249,21 +288,31 @@ def test_a_checkpoint_holds_the_adapters_and_no_base(start: StartEngine, tmp_pat
     engine.save(tmp_path, {})
     (file,) = tmp_path.glob("*.safetensors")
     tensors = {name: tensor for name, tensor in load_file(file).items() if name != "torch_rng"}
-    assert sum(tensor.numel() for tensor in tensors.values()) == 3 * LAYERS * RANK * sum(SIDES.values())
+    assert sum(tensor.numel() for tensor in tensors.values()) == 3 * LAYERS * RANK * sum(
+        SIDES.values()
+    )
     assert {name.split(".")[0] for name in tensors} == {"master", "exp_avg", "exp_avg_sq"}
 
 
 def test_the_reference_is_the_merged_policy_at_the_start_of_rl(start: StartEngine) -> None:
     engine = start(objective=KL)
     engine.train_step(demonstrations(make_batch()), 1e-2)
-    kls = [engine.train_step(make_batch(seed, version=1 + seed), 1e-2).reference_kl for seed in range(3)]
+    kls = [
+        engine.train_step(make_batch(seed, version=1 + seed), 1e-2).reference_kl
+        for seed in range(3)
+    ]
     assert kls[0] < 1e-3 < 1e-2 < min(kls[1:])
 
 
 @pytest.mark.parametrize(("saved", "resumed"), [(4, 0), (0, 4), (4, 8)])
-def test_a_checkpoint_of_another_rank_is_refused(start: StartEngine, tmp_path: Path, saved: int, resumed: int) -> None:
+def test_a_checkpoint_of_another_rank_is_refused(
+    start: StartEngine, tmp_path: Path, saved: int, resumed: int
+) -> None:
     start(lora_rank=saved).save(tmp_path, {})
-    with pytest.raises(CheckpointError, match=r"of another model, lora\.rank or learner\.backend: .* tensors differ"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"of another model, lora\.rank or learner\.backend: .* tensors differ",
+    ):
         start(lora_rank=resumed).load(tmp_path)
 
 
@@ -278,8 +327,12 @@ def test_a_model_without_linear_layers_is_refused() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     lm: Any = GPT2LMHeadModel
-    with pytest.raises(ConfigError, match=r"lora\.rank is 4 but GPT2LMHeadModel is not made of linear layers"):
-        add_adapters(lm(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)), RANK)
+    with pytest.raises(
+        ConfigError, match=r"lora\.rank is 4 but GPT2LMHeadModel is not made of linear layers"
+    ):
+        add_adapters(
+            lm(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)), RANK
+        )
 
 
 def test_without_peft_the_cure_is_named(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +342,9 @@ def test_without_peft_the_cure_is_named(tiny_model: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def alone(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
     directory = tmp_path_factory.mktemp("alone")
     (figures,) = run_program(f"train-z1-r{RANK}", tiny_model, directory, ranks=1)
     assert figures["rc"] == 0, figures
@@ -298,14 +353,20 @@ def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[d
 
 @pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_two_ranks_make_the_steps_of_one_and_their_checkpoint_resumes_on_one(
-    start: StartEngine, alone: tuple[dict[str, Any], Path], tiny_model: Path, tmp_path: Path, zero_stage: int
+    start: StartEngine,
+    alone: tuple[dict[str, Any], Path],
+    tiny_model: Path,
+    tmp_path: Path,
+    zero_stage: int,
 ) -> None:
     leader, follower = run_program(f"train-z{zero_stage}-r{RANK}", tiny_model, tmp_path, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
     for name in ("loss", "grad_norm", "ess"):
         assert leader[name][0] == pytest.approx(alone[0][name][0], rel=1e-3), name
         assert leader[name] == pytest.approx(alone[0][name], rel=5e-2), name
-    weights, weights_alone = (load_file(path / "weights.safetensors") for path in (tmp_path, alone[1]))
+    weights, weights_alone = (
+        load_file(path / "weights.safetensors") for path in (tmp_path, alone[1])
+    )
     assert cosine(weights, weights_alone, load_file(tiny_model / "model.safetensors")) > 0.95
     assert leader["repeats"], "a step after `load` made other weights than before"
     engine = start(zero_stage=2, micro_batch_tokens=128, objective=Objective())

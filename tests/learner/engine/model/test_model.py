@@ -20,7 +20,12 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 def laid_out(micro_batch: MicroBatch) -> list[torch.Tensor]:
-    arrays = (micro_batch.ids_T, micro_batch.positions_T, micro_batch.segments_S4, micro_batch.trained_N)
+    arrays = (
+        micro_batch.ids_T,
+        micro_batch.positions_T,
+        micro_batch.segments_S4,
+        micro_batch.trained_N,
+    )
     return [torch.from_numpy(array) for array in arrays]
 
 
@@ -28,7 +33,9 @@ def rows(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions and segments of episodes that share nothing."""
     ends = np.cumsum([0, *lengths])
     places = np.concatenate([np.arange(length) for length in lengths])
-    return torch.from_numpy(places), torch.tensor([[start, end, 0, 0] for start, end in pairwise(ends.tolist())])
+    return torch.from_numpy(places), torch.tensor(
+        [[start, end, 0, 0] for start, end in pairwise(ends.tolist())]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +55,25 @@ def test_packed_episodes_score_as_if_they_were_alone(lm: Any) -> None:
         scores_LV = lm(input_ids=ids_L[None]).logits[0].log_softmax(-1)
         asked = np.flatnonzero(trace.mask_L)
         alone += [scores_LV[index - 1, ids_L[index]].item() for index in asked]
-        entropies += [-(scores_LV[index - 1].exp() * scores_LV[index - 1]).sum().item() for index in asked]
+        entropies += [
+            -(scores_LV[index - 1].exp() * scores_LV[index - 1]).sum().item() for index in asked
+        ]
     assert_allclose(logprobs_N.detach(), alone, atol=2e-5)
     assert_allclose(entropies_N.detach(), entropies, atol=2e-5)
 
 
-def test_no_score_of_all_tokens_with_all_tokens_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_score_of_all_tokens_with_all_tokens_is_materialised(
+    lm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither as a mask nor in the backward pass, and no logits beyond a chunk."""
     tokens, largest = 1500, 0
     monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 100 * 512 * 4)
     scorer = TokenScorer(lm)
 
     class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, call: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             nonlocal largest
             made = call(*args, **(kwargs or {}))
             for tensor in made if isinstance(made, tuple) else (made,):
@@ -68,9 +81,15 @@ def test_no_score_of_all_tokens_with_all_tokens_is_materialised(lm: Any, monkeyp
             return made
 
     with Sizes():
-        scorer(torch.randint(512, (tokens,)), *rows(tokens), torch.arange(1, tokens)).logprobs_N.sum().backward()
+        scorer(
+            torch.randint(512, (tokens,)), *rows(tokens), torch.arange(1, tokens)
+        ).logprobs_N.sum().backward()
     heads, layers_wide = 4, tokens * 256
-    assert largest <= max(heads * attention.BLOCK_QUERIES * attention.BLOCK_KEYS, layers_wide) < heads * tokens**2 // 4
+    assert (
+        largest
+        <= max(heads * attention.BLOCK_QUERIES * attention.BLOCK_KEYS, layers_wide)
+        < heads * tokens**2 // 4
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -98,7 +117,9 @@ def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
         assert mb.segments_S4[:, 2:].any() == flat
         logprobs_N, entropies_N, *_ = scorer(*laid_out(mb))
         lm.zero_grad()
-        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in mb.indices_B])
+        pulls_B = torch.tensor(
+            [float(batch.traces[place].rewards_L.sum()) for place in mb.indices_B]
+        )
         (logprobs_N * pulls_B[torch.from_numpy(mb.episodes_N)]).sum().backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
         outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))
@@ -111,7 +132,9 @@ def test_an_episode_does_not_see_its_neighbours(lm: Any) -> None:
     other_T = ids_T.clone()
     other_T[10:20] = 7
     scorer, asked_N = TokenScorer(lm), torch.tensor([5, 25, 29])
-    assert torch.equal(scorer(ids_T, *rows(10, 10, 20), asked_N)[0], scorer(other_T, *rows(10, 10, 20), asked_N)[0])
+    assert torch.equal(
+        scorer(ids_T, *rows(10, 10, 20), asked_N)[0], scorer(other_T, *rows(10, 10, 20), asked_N)[0]
+    )
 
 
 def test_a_float32_head_does_not_round_logits_and_sends_their_gradient_to_the_heads_weight(
@@ -126,14 +149,18 @@ def test_a_float32_head_does_not_round_logits_and_sends_their_gradient_to_the_he
     weight_VD = lm.get_output_embeddings().weight
     weight = weight_VD.detach().float().requires_grad_()
     logits_NV = hidden_TD.detach().index_select(0, asked_N - 1).float() @ weight.T
-    oracle_N = logits_NV.log_softmax(-1).gather(-1, laid[0].index_select(0, asked_N)[:, None].long())[:, 0]
+    oracle_N = logits_NV.log_softmax(-1).gather(
+        -1, laid[0].index_select(0, asked_N)[:, None].long()
+    )[:, 0]
     logprobs_N = scorer(*laid).logprobs_N.detach()
     assert_allclose(logprobs_N, oracle_N.detach(), atol=1e-5)
     rounded_N = TokenScorer(lm)(*laid).logprobs_N.detach()
     assert float((rounded_N - logprobs_N).abs().mean()) > 1e-4
     # Only the head's own part of the gradient: embeddings that are tied to it have another one.
     (ours,) = torch.autograd.grad(
-        scorer.head(hidden_TD.detach()[asked_N - 1], laid[0][asked_N], torch.ones(len(asked_N)))[0].sum(),
+        scorer.head(hidden_TD.detach()[asked_N - 1], laid[0][asked_N], torch.ones(len(asked_N)))[
+            0
+        ].sum(),
         [weight_VD],
     )
     (theirs,) = torch.autograd.grad(oracle_N.sum(), [weight])
@@ -141,7 +168,10 @@ def test_a_float32_head_does_not_round_logits_and_sends_their_gradient_to_the_he
 
 
 def test_each_tokens_temperature_divides_its_logits(lm: Any) -> None:
-    ids_T, scorer = torch.randint(512, (10,), generator=torch.Generator().manual_seed(0)), TokenScorer(lm)
+    ids_T, scorer = (
+        torch.randint(512, (10,), generator=torch.Generator().manual_seed(0)),
+        TokenScorer(lm),
+    )
     logits_V = lm(input_ids=ids_T[None]).logits[0, 4]
     oracle = [(logits_V / T).log_softmax(-1)[ids_T[5]].item() for T in (0.7, 1.0)]
     logprobs_N, *_ = scorer(ids_T, *rows(10), torch.tensor([5, 5]), torch.tensor([0.7, 1.0]))
@@ -152,7 +182,9 @@ def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
     lm.zero_grad()
     logprobs_N, *_ = TokenScorer(lm)(torch.zeros(1, dtype=torch.int64), *rows(1), NOTHING)
     logprobs_N.sum().backward()
-    assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
+    assert all(
+        not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None
+    )
 
 
 def test_only_a_score_that_is_asked_for_has_the_squares(lm: Any) -> None:
@@ -161,7 +193,9 @@ def test_only_a_score_that_is_asked_for_has_the_squares(lm: Any) -> None:
     scorer = TokenScorer(lm, collisions=True)
     with torch.no_grad():
         scored, unasked = scorer(*asked), plain(*asked)
-    assert (scored.collisions_N > 0).all() and (scored.collisions_N >= (2 * scored.logprobs_N).exp()).all()
+    assert (scored.collisions_N > 0).all() and (
+        scored.collisions_N >= (2 * scored.logprobs_N).exp()
+    ).all()
     assert not unasked.collisions_N.any() and not scorer(*asked).collisions_N.any()
 
 
@@ -178,10 +212,19 @@ def test_a_model_whose_buffers_would_be_lost_is_refused(tmp_path: Path) -> None:
     """Apertus keeps two numbers of each layer's activation besides its parameters."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = AutoConfig.for_model("apertus", vocab_size=64, num_hidden_layers=2, pad_token_id=0, **sizes)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    config = AutoConfig.for_model(
+        "apertus", vocab_size=64, num_hidden_layers=2, pad_token_id=0, **sizes
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"keeps 4 tensors.*such as model\.layers\.0\.mlp\.act_fn\.beta"):
+    with pytest.raises(
+        ConfigError, match=r"keeps 4 tensors.*such as model\.layers\.0\.mlp\.act_fn\.beta"
+    ):
         load_language_model(tmp_path)
 
 
@@ -192,8 +235,18 @@ def test_a_model_whose_buffers_would_be_lost_is_refused(tmp_path: Path) -> None:
 def test_a_family_that_cannot_be_scored_is_refused(family: str, message: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    options = {"head_dim": 16, "intermediate_size_mlp": 32, "num_local_experts": 1, "pad_token_id": 0}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    options = {
+        "head_dim": 16,
+        "intermediate_size_mlp": 32,
+        "num_local_experts": 1,
+        "pad_token_id": 0,
+    }
     config = AutoConfig.for_model(family, vocab_size=64, num_hidden_layers=1, **sizes, **options)
     with pytest.raises(ConfigError, match=f"{family} models {message}"):
         TokenScorer(AutoModelForCausalLM.from_config(config).eval())

@@ -15,20 +15,28 @@ rank_counts = st.integers(1, 5)
 
 
 @given(lengths_of, budgets, rank_counts)
-def test_every_trace_is_in_exactly_one_micro_batch(lengths: list[int], budget: int, ranks: int) -> None:
+def test_every_trace_is_in_exactly_one_micro_batch(
+    lengths: list[int], budget: int, ranks: int
+) -> None:
     plans = spread(fill(lengths, range(len(lengths)), budget), lengths, ranks)
-    assert sorted(place for plan in plans for cut in plan for place in cut.rows) == list(range(len(lengths)))
+    assert sorted(place for plan in plans for cut in plan for place in cut.rows) == list(
+        range(len(lengths))
+    )
 
 
 @given(lengths_of, budgets, rank_counts)
 def test_no_rectangle_exceeds_the_budget(lengths: list[int], budget: int, ranks: int) -> None:
-    plans = spread(fill(lengths, range(len(lengths)), budget, flat=False), lengths, ranks, flat=False)
+    plans = spread(
+        fill(lengths, range(len(lengths)), budget, flat=False), lengths, ranks, flat=False
+    )
     for cut in (cut for plan in plans for cut in plan):
         assert len(cut.rows) * max(lengths[place] for place in cut.rows) == cut.tokens <= budget
 
 
 @given(st.integers(0, 1000), budgets, rank_counts, st.booleans())
-def test_every_rank_has_the_same_number_of_micro_batches(seed: int, budget: int, ranks: int, flat: bool) -> None:
+def test_every_rank_has_the_same_number_of_micro_batches(
+    seed: int, budget: int, ranks: int, flat: bool
+) -> None:
     assert len({len(plan) for plan in pack(make_batch(seed).traces, ranks, budget, flat)}) == 1
 
 
@@ -55,11 +63,16 @@ def test_a_rank_without_traces_gets_a_micro_batch_without_loss() -> None:
 def test_packing_is_deterministic() -> None:
     first, second = (pack(make_batch(seed=3).traces, 2, 128) for _ in range(2))
     for mine, theirs in zip(chain(*first), chain(*second), strict=True):
-        assert all(np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in MicroBatch.__slots__)
+        assert all(
+            np.array_equal(getattr(mine, name), getattr(theirs, name))
+            for name in MicroBatch.__slots__
+        )
 
 
 @given(st.integers(0, 1000), budgets, st.integers(1, 3), st.booleans())
-def test_each_trained_token_is_of_the_trace_that_it_names(seed: int, budget: int, ranks: int, flat: bool) -> None:
+def test_each_trained_token_is_of_the_trace_that_it_names(
+    seed: int, budget: int, ranks: int, flat: bool
+) -> None:
     traces = make_batch(seed).traces
     recorded = [(place, trace.ids_L[trace.mask_L].tolist()) for place, trace in enumerate(traces)]
     packed = [
@@ -73,7 +86,10 @@ def test_each_trained_token_is_of_the_trace_that_it_names(seed: int, budget: int
 def test_the_rows_of_a_rectangle_are_of_similar_length() -> None:
     rng = np.random.default_rng(0)
     traces = [make_trace(rng, tokens) for tokens in [10, 100] * 8]
-    longest = [np.diff(mb.segments_S4[:, :2]).flatten().tolist() for mb in pack(traces, 1, 800, flat=False)[0]]
+    longest = [
+        np.diff(mb.segments_S4[:, :2]).flatten().tolist()
+        for mb in pack(traces, 1, 800, flat=False)[0]
+    ]
     assert sorted(longest) == [[10] * 8, [100] * 8]
 
 
@@ -89,14 +105,18 @@ def test_a_trace_over_the_budget_is_refused_with_the_cure() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(300, 1000), st.integers(1, 3))
-def test_a_shared_prompt_stands_once_before_its_episodes(seed: int, budget: int, ranks: int) -> None:
+def test_a_shared_prompt_stands_once_before_its_episodes(
+    seed: int, budget: int, ranks: int
+) -> None:
     traces = make_groups(seed, groups=3, group_size=4, prompt=100).traces
     micro_batches = list(chain(*pack(traces, ranks, budget)))
     rows = [tuple(row) for mb in micro_batches for row in whole_rows(mb)]
     assert sorted(rows) == sorted(tuple(trace.ids_L.tolist()) for trace in traces)
     assert any([0, 99, 0, 0] in mb.segments_S4.tolist() for mb in micro_batches)
     assert all(mb.ids_T.size <= budget for mb in micro_batches)
-    assert sum(mb.trained_N.size for mb in micro_batches) == sum(trace.trained_tokens for trace in traces)
+    assert sum(mb.trained_N.size for mb in micro_batches) == sum(
+        trace.trained_tokens for trace in traces
+    )
 
 
 def whole_rows(micro_batch: MicroBatch) -> list[list[int]]:
