@@ -120,7 +120,7 @@ def test_a_constructor_that_raises_is_named_with_its_line(
     install("guess", source, "Guess")
     assert main(["envs", "check", "guess"]) == 2
     assert re.search(
-        r"cannot be created and closed: ZeroDivisionError: .* \(.*\.py:29\)\n",
+        r"cannot be created and closed: ZeroDivisionError: .* \(.*\.py:30\)\n",
         capsys.readouterr().err,
     )
 
