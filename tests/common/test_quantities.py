@@ -113,7 +113,7 @@ def test_the_numbers_of_a_loss_of_another_package_reach_the_report_and_trackers(
 
 
 def test_the_page_of_metrics_shows_the_table() -> None:
-    shown = re.findall(r"^\| `(\w+)` \| [\w/ ]* \|", page(), re.MULTILINE)
+    shown = re.findall(r"^\|`(\w+)`\|[\w/ ]*\|", page(), re.MULTILINE)
     assert set(QUANTITIES) <= set(shown)
 
 
