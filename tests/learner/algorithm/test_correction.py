@@ -150,7 +150,8 @@ def objective_for(kind: str, weight: str | None = "token", **correction: Any) ->
 
 
 def test_every_kind_that_a_recipe_can_name_is_a_loss() -> None:
-    assert set(by_kind(Objective.model_fields["loss"].annotation)) == set(LOSSES)
+    kinds = set(by_kind(Objective.model_fields["loss"].annotation)) - {"MODULE:FUNCTION"}
+    assert kinds == set(LOSSES)
 
 
 @pytest.mark.parametrize("weight", ["token", "sequence", "icepop", None])
