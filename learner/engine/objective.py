@@ -249,13 +249,13 @@ class LossStats:
 
     def row(self) -> list[float]:
         """Return the sums as one row, which `read` takes."""
-        *sums, weighted = astuple(self)
-        return [*sums, *weighted]
+        *sums, numbers = astuple(self)
+        return [*sums, *numbers]
 
     @staticmethod
     def read(row: Sequence[float]) -> "LossStats":
-        weighted = len(fields(LossStats)) - 1
-        return LossStats(*row[:weighted], own=tuple(row[weighted:]))
+        sums = len(fields(LossStats)) - 1
+        return LossStats(*row[:sums], own=tuple(row[sums:]))
 
     @staticmethod
     def total(rows: Sequence[Tensor]) -> "LossStats":

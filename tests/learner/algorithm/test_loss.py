@@ -1,7 +1,6 @@
 """The losses against a second implementation in NumPy float64, by hand, and by finite differences."""
 
 import math
-from dataclasses import astuple, fields
 
 import numpy as np
 import pytest
@@ -223,9 +222,8 @@ def test_tallies_add_up_like_their_tokens(
     settings: PpoLoss,
 ) -> None:
     parts = tally_from(first, settings) + tally_from(second, settings) + LossStats()
-    assert_allclose(
-        astuple(parts), astuple(tally_from(first + second, settings)), rtol=1e-9, atol=1e-9
-    )
+    whole = tally_from(first + second, settings)
+    assert_allclose(parts.row(), whole.row(), rtol=1e-9, atol=1e-9)
 
 
 def test_an_empty_micro_batch_adds_nothing() -> None:
@@ -300,5 +298,6 @@ def test_k2_has_the_gradient_of_the_kl_on_average(mine: list[float], other: list
     assert_allclose(sampled, exact, atol=1e-9)
 
 
-def test_the_largest_ratio_is_the_last_field_of_a_tally() -> None:
-    assert [field.name for field in fields(LossStats)][-1] == "importance_max"
+def test_the_largest_ratio_of_a_tally_is_no_sum() -> None:
+    parts = LossStats(importance_max=2.0) + LossStats(importance_max=3.0)
+    assert parts.importance_max == 3.0

@@ -133,7 +133,7 @@ def test_a_task_that_is_always_stale_is_not_repeated_in_a_run(
     tasks = tuple(f"task{n}" for n in range(60))
     source = TaskSource("textcraft", tasks, 1.0, categories=("all",) * 60)
     monkeypatch.setattr(world, "SOURCES", [source])
-    monkeypatch.setattr("horizonrl.learner.loop.state.sources_of", lambda _: [source])
+    monkeypatch.setattr("horizonrl.learner.main.sources_of", lambda _: [source])
     run = World(
         tmp_path,
         hand=5,
@@ -367,7 +367,7 @@ def test_a_run_loses_and_doubles_nothing_whoever_dies(
     deaths: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world, "SOURCES", [SOURCE])
-    monkeypatch.setattr("horizonrl.learner.loop.state.sources_of", lambda _: [SOURCE])
+    monkeypatch.setattr("horizonrl.learner.main.sources_of", lambda _: [SOURCE])
     run = World(tmp_path, deaths=deaths, overrides=("--curriculum.kind=adaptive",))
 
     async def scenario() -> None:
