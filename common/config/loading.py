@@ -355,7 +355,7 @@ def _meant(problem: Any, keys: Sequence[str], model: type[BaseModel]) -> str:
     others = [
         f"{name}.{other}"
         for name, field in model.model_fields.items()
-        if name != problem["loc"][0]
+        if not (name == problem["loc"][0] and isinstance(problem["loc"][1], int))
         for other in _keys(field.annotation)
     ]
     return did_you_mean(values, [*beside, *others])
