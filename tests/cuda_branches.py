@@ -10,7 +10,7 @@ _ARGUMENTS = "actors/test_vllm_arguments.py"
 _WORKER = "actors/engines/test_vllm_worker.py"
 _GPUS = "common/test_gpus.py"
 _DOCTOR = "ops/cli/test_doctor.py"
-_ATTENTION = "learner/engine/test_attention.py"
+_ATTENTION = "learner/engine/model/test_attention.py"
 _MEMORY = "learner/engine/test_out_of_memory.py"
 _PROCESS = "learner/engine/test_gpu_process.py"
 _TENSORS = "learner/engine/test_gpu_tensors.py"
@@ -69,18 +69,18 @@ BRANCHES: dict[str, tuple[str, ...]] = {
     "common.gpus:_refusal torch.cuda.init": (
         f"{_GPUS}::test_gpus_that_torch_cannot_use_are_an_error_with_the_reason_and_the_cure",
     ),
-    "learner.engine.attention:attend on_flash": (
+    "learner.engine.model.attention:attend on_flash": (
         f"{_ATTENTION}::test_a_gpu_attends_as_a_cpu_does",
         f"{_ATTENTION}::test_a_default_step_on_a_gpus_path_is_the_cpus",
     ),
-    "learner.engine.attention:attend device.type": (
+    "learner.engine.model.attention:attend device.type": (
         f"{_TENSORS}::test_tensors_that_no_kernel_takes_are_attended_to_by_segment",
         f"{_ATTENTION}::test_a_gpu_without_the_kernel_attends_segment_by_segment",
     ),
-    "learner.engine.attention:on_flash is_cuda": (
+    "learner.engine.model.attention:on_flash is_cuda": (
         f"{_ATTENTION}::test_the_kernel_is_asked_for_what_it_does_alone",
     ),
-    "learner.engine.attention:on_flash torch.cuda.get_device_capability": (
+    "learner.engine.model.attention:on_flash torch.cuda.get_device_capability": (
         f"{_ATTENTION}::test_the_kernel_is_asked_for_what_it_does_alone",
     ),
     "learner.engine.backends.deepspeed:_start_deepspeed torch.cuda.is_available": (
@@ -89,21 +89,21 @@ BRANCHES: dict[str, tuple[str, ...]] = {
     "learner.engine.backends.deepspeed:_start_deepspeed on_gpu": (
         f"{_PROCESS}::test_deepspeed_is_imported_for_the_device_and_its_ranks_join_over_the_devices_collectives",
     ),
-    "learner.engine.head:_Sum.add_product device.type": (
+    "learner.engine.model.head:_Sum.add_product device.type": (
         f"{_TENSORS}::test_a_gpu_adds_up_products_of_bfloat16_in_float32",
-        "learner/engine/test_head.py::test_gradients_are_rounded_once_in_however_many_chunks_tokens_are_cut",
+        "learner/engine/model/test_head.py::test_gradients_are_rounded_once_in_however_many_chunks_tokens_are_cut",
     ),
-    "learner.engine.head:_add_product is_cuda": (
+    "learner.engine.model.head:_add_product is_cuda": (
         f"{_TENSORS}::test_a_gpu_adds_up_products_of_bfloat16_in_float32",
-        "learner/engine/test_head.py::test_gradients_are_rounded_once_in_however_many_chunks_tokens_are_cut",
+        "learner/engine/model/test_head.py::test_gradients_are_rounded_once_in_however_many_chunks_tokens_are_cut",
     ),
-    "learner.engine.head:_chunks device.type": (
+    "learner.engine.model.head:_chunks device.type": (
         f"{_TENSORS}::test_the_head_cuts_a_gpus_tokens_by_a_gpus_limits_and_scores_the_same",
-        "learner/engine/test_head.py::test_gradients_are_rounded_once_in_however_many_chunks_tokens_are_cut",
+        "learner/engine/model/test_head.py::test_gradients_are_rounded_once_in_however_many_chunks_tokens_are_cut",
     ),
-    "learner.engine.head:_rows device.type": (
+    "learner.engine.model.head:_rows device.type": (
         f"{_TENSORS}::test_the_head_cuts_a_gpus_tokens_by_a_gpus_limits_and_scores_the_same",
-        "learner/engine/test_head.py::test_scores_and_gradient_equal_log_softmax",
+        "learner/engine/model/test_head.py::test_scores_and_gradient_equal_log_softmax",
     ),
     "learner.engine.host_memory:HostMemory.wait torch.accelerator.synchronize": (
         f"{_HOST}::test_every_version_is_copied_into_the_same_pages",
@@ -115,25 +115,25 @@ BRANCHES: dict[str, tuple[str, ...]] = {
     "learner.engine.host_memory:_pin pin_memory": (
         f"{_TENSORS}::test_a_gpus_weights_are_copied_into_pinned_memory",
     ),
-    "learner.engine.lora:merged device.type": (
+    "learner.engine.model.lora:merged device.type": (
         f"{_TENSORS}::test_adapters_are_merged_where_the_weights_are",
-        "learner/engine/test_lora.py::test_torch_and_numba_merge_to_the_same_bits",
+        "learner/engine/model/test_lora.py::test_torch_and_numba_merge_to_the_same_bits",
     ),
-    "learner.engine.lora:_merged_by_torch device.type": (
+    "learner.engine.model.lora:_merged_by_torch device.type": (
         f"{_TENSORS}::test_adapters_are_merged_where_the_weights_are",
         f"{_TENSORS}::test_adapters_are_merged_to_the_same_bits_in_blocks_of_any_size",
     ),
-    "learner.engine.model:_moved device.type": (
+    "learner.engine.model.model:_moved device.type": (
         f"{_ATTENTION}::test_a_model_is_tried_on_the_device_and_left_in_the_memory_where_it_was",
     ),
-    "learner.engine.model:_moved on_gpu": (
+    "learner.engine.model.model:_moved on_gpu": (
         f"{_ATTENTION}::test_a_model_is_tried_on_the_device_and_left_in_the_memory_where_it_was",
     ),
-    "learner.engine.model:_moved torch.cuda.mem_get_info": (
+    "learner.engine.model.model:_moved torch.cuda.mem_get_info": (
         f"{_ATTENTION}::test_a_model_is_tried_on_the_device_and_left_in_the_memory_where_it_was",
         f"{_ATTENTION}::test_a_gpu_without_room_leaves_the_trial_to_the_cpu",
     ),
-    "learner.engine.model:_moved torch.cuda.empty_cache": (
+    "learner.engine.model.model:_moved torch.cuda.empty_cache": (
         f"{_ATTENTION}::test_a_model_is_tried_on_the_device_and_left_in_the_memory_where_it_was",
     ),
     "learner.engine.step:PolicyGradientEngine.logprob_gap_at torch.cuda.empty_cache": (
@@ -165,7 +165,7 @@ BRANCHES: dict[str, tuple[str, ...]] = {
     "learner.engine.transfer:to_device pin_memory": (
         f"{_TENSORS}::test_an_array_goes_to_a_gpu_from_pinned_memory_and_is_not_waited_for",
     ),
-    "learner.memory:give_back_freed device.type": (
+    "learner.engine.memory:give_back_freed device.type": (
         f"{_TENSORS}::test_freed_memory_is_given_back_where_activations_are_mallocs",
     ),
     "ops.cli.doctor:require_engines visible_gpus": (
@@ -191,7 +191,7 @@ BRANCHES: dict[str, tuple[str, ...]] = {
         f"{_DOCTOR}::test_doctor_and_train_say_how_to_use_the_gpus_of_a_machine_set_up_for_cpus",
         f"{_DOCTOR}::test_doctor_names_the_gpus_that_torch_sees",
     ),
-    "ops.run.local:_supervise visible_gpus": (
-        "ops/run/test_local.py::test_train_says_how_it_divides_the_gpus_that_the_machine_has",
+    "ops.launch.local:_supervise visible_gpus": (
+        "ops/launch/test_local.py::test_train_says_how_it_divides_the_gpus_that_the_machine_has",
     ),
 }
