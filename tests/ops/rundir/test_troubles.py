@@ -28,7 +28,7 @@ def test_every_warning_and_error_of_the_program_has_its_sentence() -> None:
         for path in (ROOT / package).rglob("*.py")
     ]
     texts = [
-        path.read_text()
+        path.read_text(encoding="utf-8")
         for path in (
             *sources,
             *(
@@ -39,7 +39,7 @@ def test_every_warning_and_error_of_the_program_has_its_sentence() -> None:
         )
     ]
     logged = {event for text in texts for event in LOGGED.findall(text)}
-    logged |= set(NAMED.findall((ROOT / "common/service.py").read_text()))
+    logged |= set(NAMED.findall((ROOT / "common/service.py").read_text(encoding="utf-8")))
     assert logged - set(NO_TROUBLE) == set(TROUBLES)
 
 
