@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import LeaseLost
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import METRICS
 from horizonrl.common.state import Progress, WeightsManifest
@@ -236,7 +238,8 @@ class World:
                 continue
             lease, policy = held.pop()
             if self._too_early(lease.ticket, policy):
-                await lease.give_back(delay_s=0.001)
+                with suppress(LeaseLost):  # it lapsed while this actor held others
+                    await lease.give_back(delay_s=0.001)
                 continue
             dice = self.dice
             group = played(lease.ticket, policy, dice)

@@ -297,7 +297,7 @@ def cancel_everywhere(
 lives = st.lists(st.integers(0, 150), max_size=4)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     learner=lives,
     controller=lives,
