@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from horizonrl.actors.engines import vllm as engine
 from horizonrl.actors.engines.registry import start_policy
@@ -117,14 +118,10 @@ def test_an_engine_with_at_most_half_a_gpu_shares_it(
 
 
 @pytest.mark.parametrize(("blocks", "warns"), [(32, False), (31, True)])
-def test_a_cache_for_less_than_half_of_all_contexts_is_a_warning(
-    blocks: int, warns: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_for_less_than_half_of_all_contexts_is_a_warning(blocks: int, warns: bool) -> None:
     cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
-    engine.tell_cache(
-        SimpleNamespace(cache_config=cache),
-        InferenceSettings(Path(), max_context_tokens=128, slots=8),
-    )
-    said = capsys.readouterr().out
-    assert f"cache_tokens={blocks * 16}" in said or f'"cache_tokens": {blocks * 16}' in said
-    assert ("cache_small" in said) == warns
+    settings = InferenceSettings(Path(), max_context_tokens=128, slots=8)
+    with capture_logs() as logs:
+        engine.tell_cache(SimpleNamespace(cache_config=cache), settings)
+    assert logs[0]["cache_tokens"] == blocks * 16
+    assert ("cache_small" in [line["event"] for line in logs]) == warns
