@@ -58,15 +58,17 @@ def attributed(subject: str, trouble: str, module: str) -> Iterator[None]:
 
 
 def definition(function: Callable[..., Any]) -> str:
-    """Return `file:line` of a function."""
+    """Return `file:line` of a function, or its module if it has no source file."""
+    return source_line(function) or f"module {function.__module__}"
+
+
+def source_line(function: Callable[..., Any]) -> str | None:
+    """Return `file:line` of a function; None for a compiled one, or a class created at run time."""
     function = inspect.unwrap(function)
     try:
         return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
-    except (
-        OSError,
-        TypeError,
-    ):  # no source file: a compiled module, or a class created at run time
-        return f"module {function.__module__}"
+    except (OSError, TypeError):
+        return None
 
 
 def _described(error: Exception, subject: str, trouble: str, module: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import ContractBroken, EnvironmentFailure
+from horizonrl.common.plugins import source_line
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import contract, registry
 from horizonrl.envs.api import (
@@ -80,9 +81,8 @@ class Subject:
         """Close every instance that a check has made. An instance left open would stay on its server."""
         made, self.made = self.made, []
         for environment in made:
-            with suppress(
-                Exception
-            ):  # the check has already reported what is wrong with the environment
+            # The check has already reported what is wrong with the environment.
+            with suppress(Exception):
                 await environment.close()
 
     async def reset(self, environment: Environment, task_id: str) -> str:
@@ -184,13 +184,8 @@ class Subject:
         """Return `file:line, Class.method` of a method of the environment."""
         environment = registry.load(self.env_id)
         function = inspect.unwrap(getattr(environment, method, environment))
-        try:
-            return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}, {function.__qualname__}"
-        except (
-            OSError,
-            TypeError,
-        ):  # no source file: a compiled module, or a class created at run time
-            return f"{environment.__module__}, {method}"
+        line = source_line(function)
+        return f"{line}, {function.__qualname__}" if line else f"{environment.__module__}, {method}"
 
     def raised_at(self, error: Exception) -> str:
         """Return `file:line, function` of the innermost frame in the environment's own module or package."""
