@@ -43,8 +43,8 @@ def read_earlier(
     a run could be several of the planned ones, if another study has none of them, or if two files hold the same run. As
     with a study's directory, a setting that only one of two releases knows is ignored.
     """
-    earlier = [run_ for path in paths for run_ in _read(path, study, planned)]
-    counts = Counter(f"{run_.outcome.variant} of seed {run_.outcome.seed}" for run_ in earlier)
+    earlier = [recorded for path in paths for recorded in _read(path, study, planned)]
+    counts = Counter(f"{run.outcome.variant} of seed {run.outcome.seed}" for run in earlier)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(f"the files of --with hold a run twice: {', '.join(twice)}")
     return earlier
@@ -66,25 +66,31 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
         name = run["variant"]
         # Another study may have another name for the same run, and the same name for another run.
         candidates = [
-            run_
-            for run_ in planned
-            if run_.seed == run["seed"] and (run_.variant.name == name or not ours)
+            study_run
+            for study_run in planned
+            if study_run.seed == run["seed"] and (study_run.variant.name == name or not ours)
         ]
-        differing = [(run_, changes(configs[name], trained(run_.config))) for run_ in candidates]
-        same = [run_ for run_, changed in differing if not changed]
+        differing = [
+            (study_run, changes(configs[name], trained(study_run.config)))
+            for study_run in candidates
+        ]
+        same = [study_run for study_run, changed in differing if not changed]
         if ours and candidates and not same:
             raise ConfigError(
                 f"--with {path}: {differing[0][0].name} was run with another {differing[0][1]}"
             )
         if len(same) > 1:
             raise ConfigError(
-                f"--with {path}: {name} of seed {run['seed']} could be {' or '.join(run_.name for run_ in same)}: its "
-                "release did not know the settings that tell them apart"
+                f"--with {path}: {name} of seed {run['seed']} could be "
+                f"{' or '.join(study_run.name for study_run in same)}: its release did not know the settings that "
+                "tell them apart"
             )
-        for run_ in same:
+        for study_run in same:
             taken += 1
             yield ReportedRun(
-                replace(_outcome(run), variant=run_.variant.name), run["commit"], run["machine"]
+                replace(_outcome(run), variant=study_run.variant.name),
+                run["commit"],
+                run["machine"],
             )
     if not ours and not taken:
         raise ConfigError(
@@ -126,5 +132,5 @@ def _outcome(run: Mapping[str, Any]) -> RunOutcome:
         "final": Success(**run["final"]),
         "curve": Curve(**curve, **counts),
     }
-    kept["played"] = tuple(Played(**run_) for run_ in run.get("played", ()))
+    kept["played"] = tuple(Played(**study_run) for study_run in run.get("played", ()))
     return RunOutcome(**kept)

@@ -69,9 +69,8 @@ def plot_success(
         grid[0, 0].yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
         grid[0, 0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
         grid[0, 0].xaxis.set_major_formatter(EngFormatter(sep=" "))
-        for axes in grid.flat[
-            max(0, len(panels) - columns) : len(panels)
-        ]:  # the lowest of each column
+        # The lowest of each column.
+        for axes in grid.flat[max(0, len(panels) - columns) : len(panels)]:
             axes.set_xlabel(x_label)
             axes.tick_params(labelbottom=True)
         for axes in grid[:, 0]:

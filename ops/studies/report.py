@@ -56,9 +56,8 @@ def results_to_markdown(results: Results, shown: ReportOptions) -> list[str]:
 
 
 def _facts(results: Results) -> str:
-    evaluation = re.sub(
-        r" \([^)]*\)", "", results.get("evaluation", "")
-    )  # without the tasks of each category
+    # Without the tasks of each category.
+    evaluation = re.sub(r" \([^)]*\)", "", results.get("evaluation", ""))
     measured = (
         {"Held-out tasks": evaluation}
         if evaluation

@@ -143,21 +143,27 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     # All of the phase, not only what was selected: an invalid config is found before hours of training.
     planned = plan(replace(study, variants=in_phase), request.directory, overrides)
     if study.table is not None:
-        for run_ in planned:
-            require_kept_checkpoint(run_)
-    selected = [run_ for run_ in planned if run_.seed in seeds and run_.variant in variants]
+        for study_run in planned:
+            require_kept_checkpoint(study_run)
+    selected = [
+        study_run
+        for study_run in planned
+        if study_run.seed in seeds and study_run.variant in variants
+    ]
     earlier = _as_reported(study, read_earlier(request.earlier, study.name, selected))
-    done = {(run_.outcome.variant, run_.outcome.seed) for run_ in earlier}
-    runs = [run_ for run_ in selected if (run_.variant.name, run_.seed) not in done]
+    done = {(study_run.outcome.variant, study_run.outcome.seed) for study_run in earlier}
+    runs = [
+        study_run for study_run in selected if (study_run.variant.name, study_run.seed) not in done
+    ]
     if not request.report_only:
         if done:
-            names = ", ".join(run_.name for run_ in runs) or "nothing"
+            names = ", ".join(study_run.name for study_run in runs) or "nothing"
             print(
                 f"--with: {len(done)} of {len(selected)} runs have finished; to train: {names}",
                 flush=True,
             )
-        for run_ in runs:
-            _write_recipe(run_)
+        for study_run in runs:
+            _write_recipe(study_run)
         if not _carry_out(runs, command, study.table):
             print(
                 "stopped; the same command goes on from here, and --report-only shows what there is"
@@ -174,9 +180,16 @@ def _as_reported(study: Study, earlier: Sequence[ReportedRun]) -> list[ReportedR
     Raises ConfigError if it does and a run comes without them.
     """
     if study.table is None:
-        return [replace(run_, outcome=replace(run_.outcome, tables={})) for run_ in earlier]
-    outcomes = [run_.outcome for run_ in earlier]
-    if lacking := [f"{run_.variant} of seed {run_.seed}" for run_ in outcomes if not run_.tables]:
+        return [
+            replace(study_run, outcome=replace(study_run.outcome, tables={}))
+            for study_run in earlier
+        ]
+    outcomes = [study_run.outcome for study_run in earlier]
+    if lacking := [
+        f"{study_run.variant} of seed {study_run.seed}"
+        for study_run in outcomes
+        if not study_run.tables
+    ]:
         raise ConfigError(
             f"--with: {', '.join(lacking)} comes without the tables that study {study.name} plays: leave that file out"
         )
@@ -191,17 +204,19 @@ def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | No
     # SIGTERM becomes Ctrl-C, so that `_child` ends its child in order in both cases.
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for number, run_ in enumerate(runs, 1):
-            ending = _ending(run_)
+        for number, study_run in enumerate(runs, 1):
+            ending = _ending(study_run)
             again = ending is None or not (ending.finished or ending.gave_up)
             if ending is None or again:
-                ending = _train(run_, ending, command)
-            if ending.finished and table is not None and tables_missing(run_.directory):
-                ending = _play_tables(run_, ending, table)
+                ending = _train(study_run, ending, command)
+            if ending.finished and table is not None and tables_missing(study_run.directory):
+                ending = _play_tables(study_run, ending, table)
             if ending.code == INTERRUPTED:
                 return False
-            line = f"[{number}/{len(runs)}] {run_.name}: {_finish_run(run_, ending, again)}; {_left(runs, number)}"
-            print(line, flush=True)
+            line = (
+                f"[{number}/{len(runs)}] {study_run.name}: {_finish_run(study_run, ending, again)}"
+            )
+            print(f"{line}; {_left(runs, number)}", flush=True)
     except KeyboardInterrupt:
         return False
     finally:
@@ -209,19 +224,19 @@ def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | No
     return True
 
 
-def _train(run_: StudyRun, before: Ending | None, command: Command) -> Ending:
+def _train(study_run: StudyRun, before: Ending | None, command: Command) -> Ending:
     """Run `train` to its end, as `_child` does, and write down how it ended."""
     started = time.monotonic()
-    code = _child(command(run_.directory / RECIPE), run_.directory / LOG)
+    code = _child(command(study_run.directory / RECIPE), study_run.directory / LOG)
     wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)
-    return _write_ending(run_, code, wall_s)
+    return _write_ending(study_run, code, wall_s)
 
 
-def _play_tables(run_: StudyRun, trained: Ending, table: TableFile) -> Ending:
+def _play_tables(study_run: StudyRun, trained: Ending, table: TableFile) -> Ending:
     """Play a run's tables, and write down the ending of one that fails: then the run counts as failed."""
-    for words in table_commands(run_.directory, run_.config, table):
-        if code := _child(words, run_.directory / LOG):
-            return _write_ending(run_, code, trained.wall_s)
+    for words in table_commands(study_run.directory, study_run.config, table):
+        if code := _child(words, study_run.directory / LOG):
+            return _write_ending(study_run, code, trained.wall_s)
     return trained
 
 
@@ -239,31 +254,31 @@ def _child(words: Sequence[str], log_file: Path) -> int:
         return INTERRUPTED
 
 
-def _write_ending(run_: StudyRun, code: int, wall_s: float) -> Ending:
-    said = "" if code in (0, INTERRUPTED) else last_lines(run_.directory / LOG)
+def _write_ending(study_run: StudyRun, code: int, wall_s: float) -> Ending:
+    said = "" if code in (0, INTERRUPTED) else last_lines(study_run.directory / LOG)
     ending = Ending(code, wall_s, commit_of_program(), said)
-    (run_.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
+    (study_run.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
     return ending
 
 
-def _ending(run_: StudyRun) -> Ending | None:
-    path = run_.directory / ENDING
+def _ending(study_run: StudyRun) -> Ending | None:
+    path = study_run.directory / ENDING
     return Ending(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def _endings(runs: Sequence[StudyRun]) -> list[tuple[StudyRun, Ending]]:
-    return [(run_, ending) for run_ in runs if (ending := _ending(run_)) is not None]
+    return [(study_run, ending) for study_run in runs if (ending := _ending(study_run)) is not None]
 
 
-def _finish_run(run_: StudyRun, ending: Ending, again: bool) -> str:
+def _finish_run(study_run: StudyRun, ending: Ending, again: bool) -> str:
     """Remove the large folders of a finished run, and return a sentence on how the run ended.
 
     A failed run keeps its folders, because it resumes from them.
     """
     spent = f"{ending.wall_s / 60:.1f} min"
     if ending.failed:
-        return f"failed with code {ending.code} after {spent}, see {run_.directory / LOG}"
-    for path in run_.directory.iterdir():
+        return f"failed with code {ending.code} after {spent}, see {study_run.directory / LOG}"
+    for path in study_run.directory.iterdir():
         if path.is_dir() and path.name not in KEPT_FOLDERS:
             shutil.rmtree(path)
     return f"finished in {spent}" if again else f"had finished in {spent}"
@@ -272,7 +287,7 @@ def _finish_run(run_: StudyRun, ending: Ending, again: bool) -> str:
 def _left(runs: Sequence[StudyRun], done: int) -> str:
     """Return how many runs are left, and for how many minutes at the mean duration of the finished runs."""
     finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
-    endings = [_ending(run_) for run_ in runs[done:]]
+    endings = [_ending(study_run) for study_run in runs[done:]]
     unfinished = sum(
         ending is None or not (ending.finished or ending.gave_up) for ending in endings
     )
@@ -284,21 +299,21 @@ def _left(runs: Sequence[StudyRun], done: int) -> str:
     return f"{unfinished} to go{pace}"
 
 
-def _write_recipe(run_: StudyRun) -> None:
+def _write_recipe(study_run: StudyRun) -> None:
     """Write a run's config, or check that the directory was begun with the same config.
 
     Raises ConfigError if the directory holds another run. Keys that only one of the two configs has are ignored, so
     that a new version can report an old study.
     """
-    path, text = run_.directory / RECIPE, to_toml(run_.config)
+    path, text = study_run.directory / RECIPE, to_toml(study_run.config)
     if path.is_file():
         old, new = (tomllib.loads(one) for one in (path.read_text(encoding="utf-8"), text))
         new["run"].pop("root", None)  # so that a study's directory can be moved
         if changed := changes(old, new):
             raise ConfigError(
-                f"{run_.directory} was begun with another {changed}: give a new --directory, or remove that run"
+                f"{study_run.directory} was begun with another {changed}: give a new --directory, or remove that run"
             )
-    run_.directory.mkdir(parents=True, exist_ok=True)
+    study_run.directory.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
@@ -311,36 +326,40 @@ def _report(
 ) -> bool:
     """Write `results.json`, `report.md` and the plots from the finished runs; return False if there are none."""
     runs, machine = list(earlier), describe_machine()
-    failures = {run_.name: ending.last_lines for run_, ending in endings if ending.failed}
-    for run_, ending in endings:
+    failures = {study_run.name: ending.last_lines for study_run, ending in endings if ending.failed}
+    for study_run, ending in endings:
         if ending.finished or ending.gave_up:
-            name, at_end = run_.variant.name, ending.success_at_giving_up
+            name, at_end = study_run.variant.name, ending.success_at_giving_up
             outcome = read_outcome(
-                run_.directory, name, run_.seed, ending.wall_s, ending.gave_up, at_end
+                study_run.directory, name, study_run.seed, ending.wall_s, ending.gave_up, at_end
             )
             if outcome is None:
-                failures[run_.name] = f"ended before its first RL step. {ending.last_lines}"
+                failures[study_run.name] = f"ended before its first RL step. {ending.last_lines}"
             else:
                 runs.append(ReportedRun(outcome, ending.commit, machine))
     if not runs:
         print("no run has finished: there is nothing to report yet")
         return False
     # The intervals draw from the seeds in this order: it must not depend on where a run comes from.
-    order = [(run_.variant.name, run_.seed) for run_ in selected]
-    runs.sort(key=lambda run_: order.index((run_.outcome.variant, run_.outcome.seed)))
-    outcomes = [run_.outcome for run_ in runs]
+    order = [(study_run.variant.name, study_run.seed) for study_run in selected]
+    runs.sort(
+        key=lambda study_run: order.index((study_run.outcome.variant, study_run.outcome.seed))
+    )
+    outcomes = [study_run.outcome for study_run in runs]
     comparison = compare(study, outcomes)
-    configs = {run_.variant.name: run_.config for run_ in selected}
+    configs = {study_run.variant.name: study_run.config for study_run in selected}
     facts = {
         "command": f"`{request}`",
         "recipe": ", ".join(
-            dict.fromkeys(recipe.name for run_ in selected for recipe in run_.variant.recipes)
+            dict.fromkeys(
+                recipe.name for study_run in selected for recipe in study_run.variant.recipes
+            )
         ),
         "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
         "finished": f"{len(outcomes)} of {len(selected)} runs",
         "evaluation": _evaluations(configs),
-        "commit": ", ".join(sorted({run_.commit for run_ in runs})),
-        "machine": "; ".join(sorted({run_.machine for run_ in runs})),
+        "commit": ", ".join(sorted({study_run.commit for study_run in runs})),
+        "machine": "; ".join(sorted({study_run.machine for study_run in runs})),
     }
     results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs)}
     results["configs"] = {name: trained(config) for name, config in configs.items()}
@@ -349,9 +368,9 @@ def _report(
         json.dumps(results, indent=1) + "\n", encoding="utf-8"
     )
     tables = [
-        tables_to_markdown(f"{run_.variant}, seed {run_.seed}", run_.tables)
-        for run_ in outcomes
-        if run_.tables
+        tables_to_markdown(f"{study_run.variant}, seed {study_run.seed}", study_run.tables)
+        for study_run in outcomes
+        if study_run.tables
     ]
     plots = [
         f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in measured_axes(outcomes)
@@ -393,8 +412,10 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
     split = len(study.axes) > 1
     title = " and ".join(study.axes[1:] if split else study.axes) or "variant"
     places = {
-        run_.name: (run_.names[0], "-".join(run_.names[1:])) if split else ("", run_.name)
-        for run_ in study.variants
+        study_run.name: (study_run.names[0], "-".join(study_run.names[1:]))
+        if split
+        else ("", study_run.name)
+        for study_run in study.variants
     }
     order = list(dict.fromkeys(name for _, name in places.values()))
     for axis in measured_axes(outcomes):

@@ -43,10 +43,8 @@ SMALL_OVERRIDES: Overrides = {
     "eval.every": 1,
     "eval.samples": 1,
     "eval.tasks": 4,
-    "reward.overlong_band": [
-        1,
-        1000,
-    ],  # random tokens solve nothing: only their number tells a group's episodes apart
+    # Random tokens solve nothing: only their number tells a group's episodes apart.
+    "reward.overlong_band": [1, 1000],
 }
 
 
