@@ -182,9 +182,8 @@ class ActorLoop:
                 self._unfit_in_a_row = 0
                 # Not `held()`, which may cancel: a finished group is worth publishing however long the broker is away.
                 async with lease.kept():
-                    await self._publish(
-                        group
-                    )  # before the acknowledgement: a crash in between can only repeat it
+                    # Before the acknowledgement: a crash in between can only repeat it.
+                    await self._publish(group)
                     await self._acknowledge(lease)
                 return
         # Before BaseException: what may be another actor's by now is not ours to give back.
@@ -193,9 +192,8 @@ class ActorLoop:
         except RecordTooLarge as error:  # another actor's group would be too large as well
             await self._void_unfit(lease, str(error))
             return
-        except (
-            BaseException
-        ):  # drained, or the engine died: either way another actor must have the ticket
+        except BaseException:
+            # Drained, or the engine died: either way another actor must have the ticket.
             await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
             raise
         # Only now: one unfit episode does not void a group that has enough others.
@@ -238,9 +236,8 @@ class ActorLoop:
 
     async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:
         self.metrics.count("tickets_given_back_total", reason=reason)
-        with contextlib.suppress(
-            TimeoutError, BrokerError
-        ):  # the lease then expires after ack_wait
+        # The lease then expires after ack_wait.
+        with contextlib.suppress(TimeoutError, BrokerError):
             # The actor may be ending, so a broker that is away does not hold it up.
             async with asyncio.timeout(5.0):
                 await lease.give_back(delay_s)

@@ -93,9 +93,8 @@ async def run_actor(
                 )
                 # Not earlier: an actor that waits for its recipe to match plays nothing.
                 service.ready = True
-                if (
-                    shared_dir is None
-                ):  # the engine samples the first group meanwhile, in its own process
+                # The engine samples the first group meanwhile, in its own process.
+                if shared_dir is None:
                     warm_up_in_thread()
                 await loop.run()
     finally:

@@ -141,9 +141,8 @@ class MemoryDelivery:
         self._lease().expires = _now() + self.server.ack_wait_s
 
     async def acknowledge(self) -> None:
-        self.leases.pop(
-            self.message.sequence, None
-        )  # a late acknowledgement counts, as it does on the server
+        # A late acknowledgement counts, as it does on the server.
+        self.leases.pop(self.message.sequence, None)
         await self.server.notify()
 
     async def give_back(self, delay_s: float = 0.0) -> None:

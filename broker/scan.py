@@ -32,9 +32,8 @@ async def scan(
                     f"{stream.value} holds {subject} up to {end}, but delivered nothing after {reached} for "
                     f"{2 * SILENCE_S} s: look at the broker's log"
                 )
-            if (
-                silent := not messages
-            ):  # `last` waits for a broker that is away; the rest may have been purged meanwhile
+            # `last` waits for a broker that is away; the rest may have been purged meanwhile.
+            if silent := not messages:
                 last = await transport.last(stream, subject)
                 end = min(end, last.sequence if last else reached)
             for message in messages:

@@ -91,9 +91,8 @@ class Lease:
         loop = asyncio.get_running_loop()
 
         def move(when: float) -> None:
-            if (
-                deadline is not None and not deadline.expired()
-            ):  # one that has just expired cannot be moved
+            # One that has just expired cannot be moved.
+            if deadline is not None and not deadline.expired():
                 deadline.reschedule(when)
 
         while True:

@@ -456,9 +456,8 @@ class Metrics:
         if child is None:
             bounded = self._bound_labels(name, labels)
             child = metric.labels(**bounded)
-            if (
-                bounded == labels
-            ):  # what is counted as "other" may be anything, and would fill the memory
+            # What is counted as "other" may be anything, and would fill the memory.
+            if bounded == labels:
                 self._children[key] = child
         return cast(M, child)
 

@@ -24,9 +24,8 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
     share, weight = successes / trials, z * z / trials
     middle = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
-    low = (
-        0.0 if successes == 0 else max(0.0, middle - half)
-    )  # exact at both ends, where rounding would miss it
+    # Exact at both ends, where rounding would miss it.
+    low = 0.0 if successes == 0 else max(0.0, middle - half)
     return low, 1.0 if successes == trials else min(1.0, middle + half)
 
 

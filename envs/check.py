@@ -125,9 +125,8 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
 @asynccontextmanager
 async def _watched(subject: Subject) -> AsyncIterator[None]:
     """End the process, with the line at which it stands, if a call blocks the event loop in the body."""
-    from horizonrl.common.service import (
-        end_process,
-    )  # with a web server, which nothing else here needs
+    # With a web server, which nothing else here needs.
+    from horizonrl.common.service import end_process
 
     reason = f"{subject.env_id} blocks the event loop for more than {CHECK_S + BLOCKED_S:.0f} s: await what takes long"
     timer = Timer(

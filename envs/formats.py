@@ -263,9 +263,8 @@ def _read_code(text: str, commands: Sequence[Command]) -> str | Unreadable:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a SyntaxWarning about "\\d" in a reply helps nobody who reads our stderr
+            # A SyntaxWarning about "\\d" in a reply helps nobody who reads our stderr.
+            warnings.simplefilter("ignore")
             statements = ast.parse(blocks[0]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Unreadable("The block is not Python. Write one call in it.")

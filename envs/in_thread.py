@@ -52,9 +52,8 @@ async def in_thread(call: Callable[P, T], *arguments: P.args, **options: P.kwarg
     except asyncio.CancelledError:
         stuck = _running
         if stuck is not None and time.monotonic() - stuck.since >= STUCK_S:
-            from horizonrl.common.service import (
-                end_process,
-            )  # not above: whoever lists tasks needs no web server
+            # Not above: whoever lists tasks needs no web server.
+            from horizonrl.common.service import end_process
 
             end_process(
                 "environment_stuck",

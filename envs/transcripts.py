@@ -399,9 +399,8 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         values = _json(str(path), text)
         yield from ((f"{path}, record {number}", value) for number, value in enumerate(values))
         return
-    if re.match(
-        r"\s*\{[ \t\r]*\n", text
-    ):  # one record over many lines, as AgentGym's evaluation writes it
+    # One record over many lines, as AgentGym's evaluation writes it.
+    if re.match(r"\s*\{[ \t\r]*\n", text):
         yield str(path), _json(str(path), text)
         return
     for number, line in enumerate(text.split("\n"), 1):

@@ -75,9 +75,8 @@ def test_the_wheel_holds_every_module_and_no_bare_top_level_package(wheel: Path)
     assert {name.split("/")[0] for name in names} == {"horizonrl", "horizonrl-0.1.0.dist-info"}
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*"):
-            if {"kubernetes", "dashboards", "helm", "site"} & set(
-                file.parts
-            ):  # what is deployed from the repository
+            # What is deployed from the repository.
+            if {"kubernetes", "dashboards", "helm", "site"} & set(file.parts):
                 continue
             if (
                 file.suffix in (".py", ".json", ".toml", ".css", ".html", ".js")

@@ -92,9 +92,8 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self._end_ids = tuple(end_ids)
-        self._disguise = self._tool_disguise = Disguise(
-            ()
-        )  # the template's own text shows what is to be hidden
+        # The template's own text shows what is to be hidden.
+        self._disguise = self._tool_disguise = Disguise(())
         talk, tool_use = self._own_tokens()
         self._own = talk | tool_use
         tokens = tokenizer.added_tokens_decoder.items()
@@ -123,9 +122,8 @@ class ChatTemplate:
     @classmethod
     def load(cls, model_dir: Path) -> "ChatTemplate":
         """Read the tokenizer and the chat template of a Hugging Face directory."""
-        from transformers import (
-            AutoTokenizer,
-        )  # seconds of import that a template made of a tokenizer does not need
+        # Seconds of import that a template made of a tokenizer does not need.
+        from transformers import AutoTokenizer
 
         # Beside a tekken.json, transformers would take Mistral's own tokenizer, which has no chat template.
         tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
@@ -444,9 +442,8 @@ class ChatTemplate:
         try:
             calling = ChatMessage("assistant", ANSWER, (CALL,) * shape.count("tool"))
             return self._write((user, calling, *results), (TOOL,))
-        except (
-            ConfigError
-        ):  # a template of one call a turn, whose policy may write two all the same
+        except ConfigError:
+            # A template of one call a turn, whose policy may write two all the same.
             return self._write((user, ChatMessage("assistant", ANSWER, (CALL,)), *results), (TOOL,))
 
     def _system_problem(self) -> str:

@@ -54,9 +54,8 @@ class DrainedPolicy:
         """Sample a continuation (see Policy), once no weights are being applied."""
         self._waiting += 1
         try:
-            while (
-                not self._open.is_set()
-            ):  # again, since the next version may have come before this request woke
+            # Again, since the next version may have come before this request woke.
+            while not self._open.is_set():
                 await self._open.wait()
         finally:
             self._waiting -= 1

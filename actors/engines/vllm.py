@@ -109,9 +109,8 @@ class VllmPolicy:
         )
         # vLLM's first label is "default", which names none of our versions.
         await engine.update_weight_version(_label(policy.version))
-        await policy.generate(
-            [0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None
-        )  # the first takes seconds
+        # The first takes seconds.
+        await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)
         if settings.renewed:
             try:
                 await policy._prove_renewable(files)
@@ -214,9 +213,8 @@ class VllmPolicy:
         if engine is not None:
             # 0 waits for no request: vLLM's default took 2.4 to 5 s.
             await asyncio.to_thread(engine.shutdown, 0)
-            engine.shutdown = lambda: (
-                None
-            )  # the finalizer calls it again, too late for the modules that it needs
+            # The finalizer calls it again, too late for the modules that it needs.
+            engine.shutdown = lambda: None
         self._held.close()
 
     @asynccontextmanager
@@ -361,9 +359,8 @@ def generation_of(output: Any) -> Generation:
         raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
     ids = tuple(output.token_ids)
     logprobs = [choices[token].logprob for token, choices in zip(ids, output.logprobs, strict=True)]
-    if unreal := [
-        logprob for logprob in logprobs if not math.isfinite(logprob)
-    ]:  # min() would call it certain
+    # min() would call it certain.
+    if unreal := [logprob for logprob in logprobs if not math.isfinite(logprob)]:
         raise PolicyFailure(f"the engine gave a sampled token the logprob {unreal[0]}")
     return Generation(
         ids=ids,
@@ -396,9 +393,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             # The model runs eagerly anyway. What is left to compile is a count of 1.7 ms a step, for which the first
             # request would wait 3 s for the compiler's imports, and 7 s more where nothing is in its cache.
             os.environ["TORCH_COMPILE_DISABLE"] = "1"
-            if (
-                settings.tensor_parallel > 1
-            ):  # vLLM gives each worker a NUMA node, and refuses where there are too few
+            # vLLM gives each worker a NUMA node, and refuses where there are too few.
+            if settings.tensor_parallel > 1:
                 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
             importing.enter_context(_without_compiler())
@@ -419,9 +415,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
                 f"{current_platform.device_type or 'GPUs'}: install requirements/{'cpu' if on_cpu else 'gpu'}.txt"
             )
         if on_cpu and _has_one_thread():
-            import_module(
-                "vllm.v1.worker.cpu_worker"
-            )  # the engine's first import; once it is forked, nothing is left
+            # The engine's first import; once it is forked, nothing is left.
+            import_module("vllm.v1.worker.cpu_worker")
 
     preloaded = os.environ.get("LD_PRELOAD")
     further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))
@@ -444,9 +439,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = (
             "fork"  # after the config, which asks for spawn on CPU
         )
-        os.register_at_fork(
-            after_in_child=lambda: signal.set_wakeup_fd(-1)
-        )  # else its signals arrive in our loop
+        # Else its signals arrive in our loop.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     try:
         # Bound from the child's first instruction: an engine whose parent died while it started would live on for ever.
         with children_bound():

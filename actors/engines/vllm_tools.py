@@ -114,9 +114,8 @@ def _reads(parser: ToolParser, chat: ChatTemplate, probe: ChatMessage) -> bool:
     written = chat.spell(ids)
     result = parser.parse(chat.thought + written, PROBED)
     named = [(call.name, json.loads(call.arguments)) for call in result.calls]
-    words = (
-        probe.content if probe.content in written else ""
-    )  # some templates leave out words beside calls
+    # Some templates leave out words beside calls.
+    words = probe.content if probe.content in written else ""
     return result.content == words and named == [
         (call.name, json.loads(call.arguments)) for call in probe.calls
     ]

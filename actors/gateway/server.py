@@ -141,9 +141,8 @@ class Gateway:
             await session.close()
 
     def _session(self, request: web.Request) -> Session:
-        bearer = request.headers.get("Authorization", "").split()[
-            -1:
-        ]  # the scheme is written as anyone likes
+        # The scheme is written as anyone likes.
+        bearer = request.headers.get("Authorization", "").split()[-1:]
         sent = (request.match_info.get("key"), *map(request.headers.get, KEY_HEADERS), *bearer)
         keys = [key for key in sent if key]
         for key in keys:
@@ -172,9 +171,8 @@ class Gateway:
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
         session: Session | None = None
         try:
-            session = self._session(
-                request
-            )  # before the body is read: a stranger gets nothing done
+            # Before the body is read: a stranger gets nothing done.
+            session = self._session(request)
             raw = await _body(request)
             body = _object(raw)
             await turn()  # tokenising a long conversation takes milliseconds
@@ -266,9 +264,8 @@ class Gateway:
         if isinstance(result, CallRefused):
             if not response.prepared:
                 raise result
-            with contextlib.suppress(
-                ConnectionError
-            ):  # the status is out: only an event can say it
+            # The status is out: only an event can say it.
+            with contextlib.suppress(ConnectionError):
                 await response.write(chat_completions.sse(result.body(), "error").encode())
                 await response.write_eof()
             return response

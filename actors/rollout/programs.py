@@ -40,9 +40,8 @@ async def play_program(
         failure = await _drive(program, session, Endpoint(gateway.base_url, session.key))
         lost = len(session.graph.samples) - session.answered
         gateway.metrics.count("gateway_calls_total", lost, reason="undelivered")
-        await (
-            session.close()
-        )  # before the grader: what the program has left behind changes nothing more
+        # Before the grader: what the program has left behind changes nothing more.
+        await session.close()
     if isinstance(session.failure, EngineDead):
         raise session.failure
     error, outcome = None, Outcome(0.0, False)

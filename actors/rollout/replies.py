@@ -91,9 +91,8 @@ class Calls:
         reply = self.parser.parse(readable(written), self.user.tools())
         self.results = []
         if not reply.calls:
-            return await contract.step(
-                self.environment, readable(reply.content)
-            )  # without thoughts: they are no answer
+            # Without thoughts: they are no answer.
+            return await contract.step(self.environment, readable(reply.content))
         steps: list[Step] = []
         for call in reply.calls[:MAX_CALLS]:
             steps.append(

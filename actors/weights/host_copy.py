@@ -210,9 +210,8 @@ class Shadow:
                 readers = Silence(self._image)
                 while not await asyncio.to_thread(self._patch, changes):
                     if readers.is_long():
-                        self._marker_file.unlink(
-                            missing_ok=True
-                        )  # so that the key frame replaces the image
+                        # So that the key frame replaces the image.
+                        self._marker_file.unlink(missing_ok=True)
                         raise WeightsRejected(
                             f"an actor has held {self._image} for {STUCK_S:g} s: is it stopped?"
                         )

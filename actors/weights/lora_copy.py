@@ -58,9 +58,8 @@ class MergedImage:
                 if _read_note(image) != manifest.digest:
                     # The long download first: nobody patches the adapters while they are held.
                     base = await self._frozen(manifest.base)
-                    sweep(
-                        self._place
-                    )  # an image that a killed actor's engine held is memory that the new one needs
+                    # An image that a killed actor's engine held is memory that the new one needs.
+                    sweep(self._place)
                     async with self._adapters.holding(manifest.adapters) as adapters:
                         await asyncio.to_thread(self._merge, base, adapters, manifest)
                 # A name for this engine, which keeps the image when another actor replaces it.

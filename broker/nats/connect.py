@@ -45,9 +45,8 @@ async def connect(
     """
     servers, creates = broker.servers, role is Role.CONTROLLER and not existing
     credentials = _credentials(broker.nats)
-    stamina.instrumentation.set_on_retry_hooks(
-        []
-    )  # Connection logs long waits; stamina's hook would warn of each retry
+    # Connection logs long waits; stamina's hook would warn of each retry.
+    stamina.instrumentation.set_on_retry_hooks([])
     connection = Connection(
         ",".join(servers), encrypted=broker.nats.ca_file is not None, domain=broker.nats.domain
     )
@@ -121,9 +120,8 @@ async def _await_streams(
         async with asyncio.timeout(patience_s):
             while True:
                 with contextlib.suppress(nats.js.errors.NotFoundError):
-                    await connection.ask(
-                        lambda: js.stream_info(f"KV_{bucket_name(run)}")
-                    )  # the last one that is created
+                    # The last one that is created.
+                    await connection.ask(lambda: js.stream_info(f"KV_{bucket_name(run)}"))
                     consumer = await connection.ask(
                         lambda: js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)
                     )
@@ -155,9 +153,8 @@ async def _find_mirror(connection: Connection, stream: str) -> None:
 
 def _refuse_unheard_durability(connection: Connection, section: NatsSection) -> None:
     """Raise ConfigError if `durability` asks for what the server was never told: only a server of our own reads it."""
-    from horizonrl.broker.nats.server import (
-        STANDALONE,
-    )  # with an HTTP client, which an actor need not wait for
+    # With an HTTP client, which an actor need not wait for.
+    from horizonrl.broker.nats.server import STANDALONE
 
     name = connection.server_name
     if section.durability == "power" and not name.startswith(STANDALONE):

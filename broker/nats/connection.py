@@ -328,9 +328,8 @@ class Connection:
         self.client.options["reconnect_time_wait"] = self._wait_s * random.uniform(0.5, 1.0)
 
     async def on_closed(self) -> None:
-        if isinstance(
-            self.client.last_error, nats.errors.AuthorizationError
-        ):  # revoked while connected
+        # Revoked while connected.
+        if isinstance(self.client.last_error, nats.errors.AuthorizationError):
             await self.on_error(self.client.last_error)
         # Waiters wake and find the client closed, instead of waiting for a reconnect that never comes.
         self._up.set()

@@ -172,9 +172,8 @@ def _certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
         raise ConfigError(
             "which server? Give every name and address that clients use for it: --host NAME"
         )
-    if (
-        authority and not signs
-    ):  # clients trust it: a new one in its place would lock all of them out
+    # Clients trust it: a new one in its place would lock all of them out.
+    if authority and not signs:
         raise ConfigError(
             f"ca.key is needed for a new certificate: bring it back to {folder}, or delete ca.pem too"
         )

@@ -117,9 +117,8 @@ class EmbeddedServer:
         # The files below belong to whoever holds the lock.
         lock = await self._hold()
         for leftover in self.directory.glob("nats-server_*.ports"):
-            leftover.unlink(
-                missing_ok=True
-            )  # a killed server leaves it, and in a container the next one has the same pid
+            # A killed server leaves it, and in a container the next one has the same pid.
+            leftover.unlink(missing_ok=True)
         stored_bytes = await asyncio.to_thread(_stored_bytes, self.directory)
         start_s = START_S + stored_bytes / RESTORED_PER_S
         config = self.directory / "nats-server.conf"
@@ -143,9 +142,8 @@ class EmbeddedServer:
             "-c",
             str(config),
             **detached(asyncio.subprocess.DEVNULL),
-            pass_fds=(
-                lock.fileno(),
-            ),  # the lock lasts as long as the server, even if this program is killed
+            # The lock lasts as long as the server, even if this program is killed.
+            pass_fds=(lock.fileno(),),
         )
         try:
             async with asyncio.timeout(start_s):

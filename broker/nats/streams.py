@@ -169,9 +169,8 @@ async def _present_or_created(
     try:
         await _retry_with_replicas(stream, replicas, create)
     except nats.js.errors.APIError as error:
-        if (
-            error.err_code != NAME_IN_USE
-        ):  # else another role has just created it, with settings of its own
+        # Else another role has just created it, with settings of its own.
+        if error.err_code != NAME_IN_USE:
             raise
         return (await js.stream_info(stream)).config
     return None
@@ -231,9 +230,8 @@ async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict
             present.name, changed.num_replicas, lambda: js.update_stream(changed)
         )
     except nats.js.errors.APIError as error:
-        if isinstance(
-            error, nats.js.errors.ServiceUnavailableError
-        ):  # the cluster is electing a leader
+        # The cluster is electing a leader.
+        if isinstance(error, nats.js.errors.ServiceUnavailableError):
             raise
         raise ConfigError(
             f"stream {present.name} exists with other settings ({', '.join(changes)}) that the server will not "

@@ -234,9 +234,8 @@ class NatsTransport:
         """Send something that needs no answer and that no caller should wait for, as while it is being cancelled."""
 
         async def say() -> None:
-            with contextlib.suppress(
-                nats.errors.Error
-            ):  # a closed connection has nothing left to withdraw
+            # A closed connection has nothing left to withdraw.
+            with contextlib.suppress(nats.errors.Error):
                 await words
 
         self._saying.add(task := asyncio.create_task(say()))
@@ -394,9 +393,8 @@ class NatsTransport:
                 if entry is not None and entry.sequence != seen:
                     seen = entry.sequence
                     yield entry.data
-                with contextlib.suppress(
-                    TimeoutError
-                ):  # also if the connection is lost, and with it perhaps some news
+                # Also if the connection is lost, and with it perhaps some news.
+                with contextlib.suppress(TimeoutError):
                     async with (
                         self._connection.while_connected(),
                         asyncio.timeout(random.uniform(*REFRESH_S)),

@@ -128,9 +128,8 @@ def warm_up() -> None:
     )
     changes = encode_changes(image, new)
     apply_changes(image, changes)
-    with contextlib.suppress(
-        WeightsRejected
-    ):  # they are not of these weights, and so are taken back
+    # They are not of these weights, and so are taken back.
+    with contextlib.suppress(WeightsRejected):
         apply_changes(other, changes)
 
 

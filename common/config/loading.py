@@ -73,9 +73,8 @@ def load_sections(
         ]
         raise ConfigError("\n".join(said)) from None
     except SettingsError as error:
-        section = (
-            f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()
-        )  # the message names the field, in quotes
+        # The message names the field, in quotes.
+        section = f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()
         names = " or ".join(name for name in os.environ if name.upper().startswith(section))
         raise ConfigError(
             f"the environment variable {names} is not JSON: {error.__cause__}"

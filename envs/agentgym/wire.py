@@ -138,9 +138,8 @@ class Wire:
                 return await self._reset(task)
             except (EnvironmentTimeout, _Passing):
                 raise
-            except (
-                EnvironmentFailure
-            ):  # the server may have restarted, or closed an environment that was idle
+            except EnvironmentFailure:
+                # The server may have restarted, or closed an environment that was idle.
                 await self._give_up()
         self._handle = await self._create()
         return await self._reset(task)

@@ -55,9 +55,8 @@ def quiet() -> Iterator[None]:
         filters: Any = warnings.filters
         if not isinstance(system.stdout, _Muted):
             system.stdout = _Muted(system.stdout)
-        if (
-            _IGNORED not in filters[:1]
-        ):  # `catch_warnings` of others takes it out, and their own filters come first
+        # `catch_warnings` of others takes it out, and their own filters come first.
+        if _IGNORED not in filters[:1]:
             filters[:] = [_IGNORED, *(other for other in filters if other != _IGNORED)]
         _quiet[thread] += 1
     try:

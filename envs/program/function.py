@@ -52,9 +52,8 @@ def _write(name: str, value: Any) -> None:
         text = json.dumps(value)
     except TypeError as error:  # as text, an object would be graded by its address
         raise TypeError(f"return a text, a number, a list or a dict instead: {error}") from None
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # an agent with a shell may have made something of this name
+    # An agent with a shell may have made something of this name.
+    with contextlib.suppress(FileNotFoundError):
         Path(name).unlink()
     write_new(Path(name), text)
 

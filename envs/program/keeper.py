@@ -38,9 +38,8 @@ def main() -> int:
         os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)
         code = os.waitstatus_to_exitcode(_end(keeper))
         if code < 0:
-            os.kill(
-                guard, signal.SIGKILL
-            )  # what the keeper ended with is what its starter hears of
+            # What the keeper ended with is what its starter hears of.
+            os.kill(guard, signal.SIGKILL)
         return code
     _die_with(guard, libc)
     kept = keep()

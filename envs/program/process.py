@@ -133,7 +133,6 @@ async def _wait_for_end(kept: asyncio.subprocess.Process) -> None:
     try:
         async with asyncio.timeout(END_S):
             await kept.wait()
-    except (
-        TimeoutError
-    ):  # a process that no signal ends waits for the kernel: a disk that does not answer
+    except TimeoutError:
+        # A process that no signal ends waits for the kernel: a disk that does not answer.
         kept.kill()

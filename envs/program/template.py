@@ -122,9 +122,8 @@ class Template:
                     json.dumps([name for name in sys.modules if name not in self._known]),
                     encoding="utf-8",
                 )
-                temporary.replace(
-                    announced
-                )  # whole at once: the template reads it as soon as it is there
+                # Whole at once: the template reads it as soon as it is there.
+                temporary.replace(announced)
 
     def _begin(self) -> int | None:
         """Fork a keeper and return its descriptor; return None in the program."""
@@ -296,9 +295,8 @@ def _is_installed(name: str) -> bool:
 
 def _import(names: Iterable[str]) -> None:
     for name in names:
-        with contextlib.suppress(
-            Exception
-        ):  # what a program has loaded in another way than by its name
+        # What a program has loaded in another way than by its name.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
 
 

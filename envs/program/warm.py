@@ -147,9 +147,8 @@ class Template:
             return int(code or -signal.SIGKILL) if began else None
         finally:
             with contextlib.suppress(OSError):
-                if (
-                    began and not code
-                ):  # the keeper ends what it keeps, and then the template hangs up
+                # The keeper ends what it keeps, and then the template hangs up.
+                if began and not code:
                     writer.write_eof()
                     async with asyncio.timeout(END_S):
                         await reader.read()

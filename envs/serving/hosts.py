@@ -187,9 +187,8 @@ class _Worker:
                 pass_fds=(theirs.fileno(),),
                 # Out of reach of a terminal's Ctrl-C, which is the server's to answer.
                 start_new_session=True,
-                preexec_fn=bound(
-                    signal.SIGKILL
-                ),  # a worker stuck in a call would not notice that its socket closed
+                # A worker stuck in a call would not notice that its socket closed.
+                preexec_fn=bound(signal.SIGKILL),
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
         writer.write(json.dumps(options).encode() + b"\n")

@@ -102,9 +102,8 @@ async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Serve
 
 
 async def _way(env_id: str, options: Mapping[str, Any], serving: Serving, closes: bool) -> Way:
-    if await registry.offers_tools(
-        env_id, options
-    ):  # which rejects invalid options, not the first call
+    # Which rejects invalid options, not the first call.
+    if await registry.offers_tools(env_id, options):
         raise ConfigError(
             f"{env_id} would be played by calling tools, which are not served: use another `format`"
         )

@@ -90,9 +90,8 @@ async def play(taskset: str, number: int, options: dict[str, Any]) -> vf.Episode
 
 
 def main() -> int:
-    sys.path.insert(
-        0, str(Path(__file__).parent)
-    )  # verifiers imports the harness by its module's name
+    # Verifiers imports the harness by its module's name.
+    sys.path.insert(0, str(Path(__file__).parent))
     sys.path.insert(0, os.getcwd())
     task = json.loads(Path("task.json").read_text())
     episode = asyncio.run(play(task["taskset"], task["number"], task.get("options", {})))

@@ -351,9 +351,8 @@ def _compared(
     beside = by_state(rewards, [episode.states_K for episode in group], compare, discount)
     made = []
     for episode, beside_K, (start, end) in zip(group, beside, pairwise(ends), strict=True):
-        own_K = np.broadcast_to(
-            compared_M[start:end], episode.turns
-        )  # one credit per episode, or one per turn
+        # One credit per episode, or one per turn.
+        own_K = np.broadcast_to(compared_M[start:end], episode.turns)
         if state_weight:
             own_K = own_K + state_weight * beside_K
         own_N = own_K[episode.turns_N]

@@ -256,9 +256,8 @@ def _proximal(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss) ->
     if loss.proximal == "exact":
         return logprobs_N.detach() if loss.updates == 1 else inputs.proximal_N
     # A fresh token has lag 0, which would divide by 0; at lag 1 the factor is 0, and π_prox is μ.
-    behind_N = inputs.lags_N.clamp(min=1).to(
-        logprobs_N.dtype
-    )  # v − v_t, at least 1: v_prox is v − 1
+    # V − v_t, at least 1: v_prox is v − 1.
+    behind_N = inputs.lags_N.clamp(min=1).to(logprobs_N.dtype)
     return torch.lerp(inputs.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
 
 

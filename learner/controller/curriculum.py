@@ -211,9 +211,8 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
     It is the shortest block that has exactly these weights, as written in decimals. If that is longer than MAX_BLOCK,
     it is rounded to about MAX_BLOCK, and each source gets at least one ticket.
     """
-    exact = [
-        Fraction(str(weight)) for weight in weights
-    ]  # 0.1 is a tenth, not the nearest binary fraction
+    # 0.1 is a tenth, not the nearest binary fraction.
+    exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     if sum(whole) // gcd(*whole) <= MAX_BLOCK:

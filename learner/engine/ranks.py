@@ -46,9 +46,8 @@ class Leader:
         return self._engine.train_step(batch, lr)
 
     def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        return self._engine.logprob_gap_at(
-            trace, version, weights
-        )  # a model of rank 0 alone: no other rank takes part
+        # A model of rank 0 alone: no other rank takes part.
+        return self._engine.logprob_gap_at(trace, version, weights)
 
     def write_weights(self, path: Path) -> str:
         return self.begin_write_weights(path).result()

@@ -161,9 +161,8 @@ class PolicyGradientEngine:
         scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device).to(
             device
         )
-        scorer.lm.load_state_dict(
-            load_file(weights), strict=False
-        )  # a tied head has no tensor of its own
+        # A tied head has no tensor of its own.
+        scorer.lm.load_state_dict(load_file(weights), strict=False)
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
         gaps_N = (
             scorer(*self._scorer_inputs(micro_batch)).logprobs_N

@@ -69,9 +69,8 @@ class TicketNumbers:
     def ranges(self, start: int = 0, limit: int | None = None) -> tuple[tuple[int, int], ...]:
         """Return the ranges (first, last), both inclusive, of the numbers from `start` on; the lowest `limit` ones."""
         index = max(0, bisect_right(self._firsts, start) - 1)
-        stop = (
-            None if limit is None else index + limit + 1
-        )  # the range at `place` may lie below `start`
+        # The range at `place` may lie below `start`
+        stop = None if limit is None else index + limit + 1
         pairs = zip(self._firsts[index:stop], self._lasts[index:stop], strict=True)
         return tuple((max(first, start), last) for first, last in pairs if last >= start)[:limit]
 

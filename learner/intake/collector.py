@@ -313,9 +313,8 @@ class Collector:
         """Begin the next step with the groups that are held."""
         if self.waiting is not None:
             for sequence, group in self.waiting.release():
-                if self._is_stale(
-                    group, position
-                ):  # after a fault: a step waits for what would become so
+                # After a fault: a step waits for what would become so.
+                if self._is_stale(group, position):
                     self.pending.consumed.append(group)
                     self._drop(sequence, Kind.TRAIN, group.ticket.number, DropReason.STALE)
                 else:
@@ -358,9 +357,8 @@ class Collector:
         traces = [
             trace
             for index, group in enumerate(groups)
-            for position, episode in enumerate(
-                group.valid_episodes
-            )  # a broken one has no reward, and no baseline
+            # A broken one has no reward, and no baseline.
+            for position, episode in enumerate(group.valid_episodes)
             for trace in traces_of(
                 episode,
                 group=index,

@@ -148,9 +148,8 @@ class LogIntake:
         collector = self._state.collector
         self._unannounced = True
         collector.pending.holes += entry.holes
-        if collector.read_again(
-            entry, self._state.position
-        ):  # counted and announced before the commit
+        # Counted and announced before the commit.
+        if collector.read_again(entry, self._state.position):
             return
         # Without ticket keys anyone can write under any ticket id. A ticket that is issued later must not be ended now.
         if entry.ends is not None and not await self._ports.tickets.was_issued(*entry.ends):

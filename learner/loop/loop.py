@@ -62,9 +62,8 @@ class LearnerLoop:
                 # (ADR 1).
                 if self.ports.stopping.is_set():
                     break
-                if (
-                    state.groups_missing
-                ):  # the log is short of space, and may have none for more groups
+                # The log is short of space, and may have none for more groups.
+                if state.groups_missing:
                     await self._free_log(background)
                     continue
                 await self._step(background, wait_s=time.monotonic() - started)

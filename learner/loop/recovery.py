@@ -207,9 +207,8 @@ class Recovery:
         commit = self.state.last_commit
         try:
             position = await resume_position(self.ports.transport, commit.cursor, commit.mark)
-            if (
-                position == commit.cursor
-            ):  # what the commit held lies before it, and has to be there too
+            # What the commit held lies before it, and has to be there too.
+            if position == commit.cursor:
                 await resume_position(self.ports.transport, self.state.collector.read_after, "")
         except LogGap as error:
             raise CheckpointMismatch(

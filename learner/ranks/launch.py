@@ -27,10 +27,8 @@ async def on_ranks(
     call = partial(asyncio.get_running_loop().run_in_executor, thread)
     local = await call(make_engine, settings)
     if local.rank != 0:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-        ):  # rank 0 decides when all end: its last checkpoint needs them
+        # Rank 0 decides when all end: its last checkpoint needs them.
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         await call(follow, local)
         return

@@ -123,9 +123,8 @@ class Link:
 
     async def close(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(
-                BEAT_S
-            ):  # what was sent still leaves, unless the other side no longer reads
+            # What was sent still leaves, unless the other side no longer reads.
+            async with asyncio.timeout(BEAT_S):
                 await self._writer.drain()
         self._writer.close()
 

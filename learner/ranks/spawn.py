@@ -131,9 +131,8 @@ async def _end(
         if isinstance(node, Member) and not theirs.done():
             code = max(code, 1)
         if node is None and stopped.done() and well:
-            code = (
-                128 + signal.SIGTERM
-            )  # as a learner of one process: its pod must not count as finished
+            # As a learner of one process: its pod must not count as finished.
+            code = 128 + signal.SIGTERM
         return NodesEnd(code, "; ".join(end.reason for end in ends if end.reason))
     # A supervisor starts a node again unless it ends with 0: all of them have to come back, or none.
     return (

@@ -97,9 +97,8 @@ class Replay:
                 lost += [hole for hole in entry.holes if list(hole) not in line.get("holes", ())]
                 if collector.read_again(entry, position):
                     continue
-                if entry.sequence in line.get(
-                    "never_issued", ()
-                ):  # the log alone does not show this
+                # The log alone does not show this.
+                if entry.sequence in line.get("never_issued", ()):
                     collector.pass_over(entry)
                     continue
                 collector.consume(entry, position)

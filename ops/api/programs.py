@@ -134,10 +134,8 @@ def start_role(role: Role, config: RunConfig, name: str | None = None) -> Runnin
 
 def longest_stop_s(config: RunConfig) -> float:
     """Return how long a program of this config may take to end: each role has a deadline in the config."""
-    from horizonrl.ops.launch.roles import (
-        KILL_S,
-        stop_within_s,
-    )  # with the HTTP server that roles have
+    # With the HTTP server that roles have.
+    from horizonrl.ops.launch.roles import KILL_S, stop_within_s
 
     return max(
         STOP_S, max(stop_within_s(role, config) for role in get_args(Role)) + KILL_S + SPARE_S

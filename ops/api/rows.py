@@ -10,9 +10,8 @@ class Rows(Sequence[Mapping[str, Any]]):
     """Rows in the order of their file. A row is a mapping from a column's name to a JSON value."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._rows = tuple(
-            map(dict, rows)
-        )  # plain: a column that a program misspells is no damage of the file
+        # Plain: a column that a program misspells is no damage of the file.
+        self._rows = tuple(map(dict, rows))
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -145,9 +145,8 @@ async def _play(
                 await turn()
                 await environment.step(reply)
                 steps += 1
-                await asyncio.sleep(
-                    0
-                )  # an environment that never waits would keep the loop for itself
+                # An environment that never waits would keep the loop for itself.
+                await asyncio.sleep(0)
                 if time.perf_counter() >= end:
                     return
 

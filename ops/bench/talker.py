@@ -42,9 +42,8 @@ def talk(task: dict[str, Any]) -> None:
         )
         with urllib.request.urlopen(request) as answer:
             messages.append(json.load(answer)["choices"][0]["message"])
-    Path("reward.json").write_text(
-        "1", encoding="utf-8"
-    )  # a grader would start next to programs that are still timed
+    # A grader would start next to programs that are still timed.
+    Path("reward.json").write_text("1", encoding="utf-8")
 
 
 class Talk:

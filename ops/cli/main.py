@@ -34,9 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return MissingDependency.exit_code
-    except (
-        BrokenPipeError
-    ):  # `horizonrl ... | head`: keep Python from reporting it once more as it flushes stdout
+    except BrokenPipeError:
+        # `horizonrl ... | head`: keep Python from reporting it once more as it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

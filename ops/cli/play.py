@@ -48,9 +48,8 @@ async def _play(
 ) -> int:
     environment = registry.make(env_id, options)
     try:
-        first = await contract.reset(
-            environment, task_id
-        )  # before the banner: there may be no such task
+        # Before the banner: there may be no such task.
+        first = await contract.reset(environment, task_id)
         say(
             f"{env_id} {environment.version}, task {task_id}. Ctrl-D ends the episode.\n\n{first.text}"
         )

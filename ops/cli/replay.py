@@ -148,9 +148,8 @@ def _argument(value: object) -> str:
 
 def may_differ(overrides: Sequence[str]) -> bool:
     """Return whether other digests are no error: another objective is replayed to compare its losses."""
-    return bool(
-        parse_overrides(overrides).keys() - {"broker"}
-    )  # a broker's address changes no digest
+    # A broker's address changes no digest.
+    return bool(parse_overrides(overrides).keys() - {"broker"})
 
 
 async def _replay(

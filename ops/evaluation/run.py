@@ -167,9 +167,8 @@ def _ended_by_interrupt(terminal: Console) -> Iterator[None]:
         for child in multiprocessing.active_children():
             child.kill()
         terminal.show_cursor()
-        print(
-            f"\n{STOPPED}", file=terminal.file, flush=True
-        )  # not under the spinner, which would be drawn again
+        # Not under the spinner, which would be drawn again.
+        print(f"\n{STOPPED}", file=terminal.file, flush=True)
         os._exit(130)
 
     before = signal.signal(signal.SIGINT, end)

@@ -122,9 +122,8 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
         )
         try:
             chat = ChatTemplate.load(model_dir)
-            chat.open(
-                config.rollout.system_prompt, "..."
-            )  # a template that refuses it would break every episode
+            # A template that refuses it would break every episode.
+            chat.open(config.rollout.system_prompt, "...")
             parser = await parser_if_needed(chat, environments)
             system = config.rollout.system_prompt
             context = config.rollout.context

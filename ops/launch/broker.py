@@ -65,9 +65,8 @@ async def serve_broker(config: RunConfig, cluster: int = 1) -> None:
                 "nkey_seed": keys.seed(config.run.name, Role.CONTROLLER),
                 "ca_file": keys.authority,
             }
-        if (
-            cluster > 1 and config.broker.nats.replicas is None
-        ):  # a copy on each server is what a cluster is for
+        # A copy on each server is what a cluster is for.
+        if cluster > 1 and config.broker.nats.replicas is None:
             login["replicas"] = cluster
         nats = config.broker.nats.model_copy(update=login)
         # Only a controller may make the streams. With them in place, learner and actors may start before it does.

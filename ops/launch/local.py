@@ -129,9 +129,8 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
     out = config.run_dir / "model"
     with console.waiting("exporting the model"), atomic_write(out) as incoming:
         export_run(config.run_dir, incoming)
-        shutil.rmtree(
-            out, ignore_errors=True
-        )  # an earlier export of the same run, when it had fewer steps
+        # An earlier export of the same run, when it had fewer steps.
+        shutil.rmtree(out, ignore_errors=True)
     report = config.run_dir / REPORT
     with console.waiting("writing the report"):
         save_page(config.run_dir, config, report)
@@ -201,9 +200,8 @@ async def _supervise(
         finally:
             with console.waiting("ending the actors, the controller and the learner"):
                 # All at once, because one after the other the deadlines of the parts would add up.
-                async with (
-                    asyncio.TaskGroup() as ending
-                ):  # actors give their leases back: the broker still listens
+                # Actors give their leases back: the broker still listens.
+                async with asyncio.TaskGroup() as ending:
                     for part in parts:
                         ending.create_task(part.stop())
     return not interrupted.is_set()
@@ -229,9 +227,8 @@ def _parts(config: RunConfig, recipe: Path, division: Division) -> list[Child]:
     port = config.metrics.port
     parts = []
     for offset, (role, name) in enumerate(names):
-        extra = (
-            {"HORIZONRL_METRICS__PORT": str(port + offset)} if port else {}
-        )  # 0: each process takes a free port
+        # 0: each process takes a free port.
+        extra = {"HORIZONRL_METRICS__PORT": str(port + offset)} if port else {}
         extra |= division.environment(role, number=max(0, offset - 2))
         log_file = config.run_dir / "logs" / f"{name}.log"
         # Later than the role's own timer, which logs `stop_overdue` and the stack: SIGKILL would hide what hung.

@@ -52,9 +52,8 @@ def stop_within_s(role: str, config: RunConfig) -> float:
 
 def run(role: str, config: RunConfig, cluster: int = 1) -> int:
     """Run a role to its end and return the exit code; `cluster` is the number of servers of a broker."""
-    os.environ.pop(
-        "PROMETHEUS_MULTIPROC_DIR", None
-    )  # it would switch the metrics into multiprocess mode
+    # It would switch the metrics into multiprocess mode.
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
     configure_logs(run=config.run.name, role=role)
     if role != "broker" and is_over(role, config):
         return 0
@@ -133,9 +132,8 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
     from horizonrl.ops.observe.tracking import tracked
 
     if leads:
-        write_config(
-            config
-        )  # the run directory is the learner's: export and status read it from there
+        # The run directory is the learner's: export and status read it from there.
+        write_config(config)
 
     async def learner() -> None:
         async with tracked(config, service.metrics):

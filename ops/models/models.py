@@ -109,9 +109,8 @@ def _on_disk(name: str) -> Path | None:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
-    except (
-        ImportError
-    ):  # a light install: it trains nothing, and a report does without the tokenizer
+    except ImportError:
+        # A light install: it trains nothing, and a report does without the tokenizer.
         return None
     with contextlib.suppress(LocalEntryNotFoundError):
         # Local files only: neither a run nor a report may depend on a network.
@@ -209,9 +208,8 @@ def _pocket(out: Path, tell: Tell) -> None:
             f"making {POCKET} needs {', '.join(absent)}: pip install 'horizonrl[cpu]'"
         )
     tell(f"making the model {POCKET!r}, once; minutes on two free cores", None)
-    environment = os.environ | {
-        "OMP_WAIT_POLICY": "PASSIVE"
-    }  # threads that spin wait longer on a busy machine
+    # Threads that spin wait longer on a busy machine.
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     command = (sys.executable, "-m", "horizonrl.ops.models.pocket", str(out))
     with subprocess.Popen(
         command,
@@ -256,10 +254,8 @@ def _convert(gguf: Path, out: Path) -> None:
         raise MissingDependency(
             f"making {SMOLLM2} needs {error.name}: pip install 'horizonrl[cpu]'"
         ) from error
-    with (
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):  # progress bars, DeepSpeed
+    # Progress bars, DeepSpeed.
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         source: dict[str, Any] = {
             "pretrained_model_name_or_path": gguf.parent,
             "gguf_file": gguf.name,
@@ -276,6 +272,5 @@ def save_model(model: Any, tokenizer: Any, out: Path) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     for file in out.glob("*.safetensors"):
-        shutil.copymode(
-            out / "config.json", file
-        )  # safetensors lets nobody but their owner read them
+        # Safetensors lets nobody but their owner read them.
+        shutil.copymode(out / "config.json", file)

@@ -104,9 +104,8 @@ class Wandb:
             allow_val_change=True,
             settings=quiet,
         )
-        self._run.define_metric(
-            "*", step_metric="step"
-        )  # its own steps may only grow: an evaluation comes late
+        # Its own steps may only grow: an evaluation comes late.
+        self._run.define_metric("*", step_metric="step")
 
     def track(self, point: Point) -> None:
         row = {**point.values, "step": point.step, "_timestamp": point.time}
@@ -137,9 +136,8 @@ class Trackio:
         )
 
     def track(self, point: Point) -> None:
-        self._run.log(
-            dict(point.values), step=point.step
-        )  # it takes no time: its points have that of this call
+        # It takes no time: its points have that of this call.
+        self._run.log(dict(point.values), step=point.step)
 
     def close(self) -> None:
         self._run.finish()

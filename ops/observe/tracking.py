@@ -108,9 +108,8 @@ class Tracking:
             return math.inf
         newest = newest_checkpoint(self._run_dir)
         step = 0 if newest is None else newest.step
-        return (
-            math.inf if step >= self._config.total_steps else step
-        )  # the last evaluation settles after the last step
+        # The last evaluation settles after the last step.
+        return math.inf if step >= self._config.total_steps else step
 
     def _track(
         self, tracker: Tracker, line: Line, values: Mapping[str, float], **note: Any

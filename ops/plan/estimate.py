@@ -134,9 +134,8 @@ def plan_run(
     frame = 2.0 * shape.parameters
     change = frame / change_ratio(config.rl.lr)
     if config.lora.rank:
-        change = 2.0 * trained_parameters(
-            config, shape
-        )  # the adapters whole, in bfloat16: their changes are no larger
+        # The adapters whole, in bfloat16: their changes are no larger.
+        change = 2.0 * trained_parameters(config, shape)
     hosts = math.ceil(actors.count / c.GPUS_PER_HOST.value)
     per_version = hosts * (change + frame / c.KEY_FRAME_EVERY.value) / config.rl.publish_every
     group = group_bytes(n, load)

@@ -68,9 +68,8 @@ def learner_memory(config: RunConfig, shape: ModelShape, learner: Fleet) -> Lear
     zero = config.learner.deepspeed.get("zero_optimization", {})
     bucket = float(zero.get("reduce_bucket_size", c.REDUCE_BUCKET.value))
     filled = min(bucket, trained)  # what of a bucket is reduced at once
-    table = (
-        0 if config.lora.rank else shape.vocabulary * shape.hidden
-    )  # the largest gradient, whole on every rank
+    # The largest gradient, whole on every rank.
+    table = 0 if config.lora.rank else shape.vocabulary * shape.hidden
     sums = {0: 2 * trained, 1: 4 * trained}.get(stage, 4 * trained / split)
     staged = {2: 2 * bucket, 3: 4 * bucket}.get(stage, 0.0)
     reduced = 4 * filled if stage > 1 else 0.0

@@ -18,9 +18,8 @@ from horizonrl.ops.rundir.files import Files
 
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
     """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
-    from horizonrl.learner.engine.checkpoint.weights_file import (
-        export,
-    )  # torch and huggingface_hub: seconds to import
+    # Torch and huggingface_hub: seconds to import.
+    from horizonrl.learner.engine.checkpoint.weights_file import export
     from horizonrl.ops.publish.card import model_card
 
     config = read_config(run_dir)

@@ -163,9 +163,8 @@ def _by_expert(record: Mapping[str, Any]) -> bool:
 def _body(
     record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes
 ) -> dict[str, Any]:
-    if _by_expert(record) or any(
-        "versions" not in turn for turn in record["turns"]
-    ):  # of no version of this run
+    # Of no version of this run.
+    if _by_expert(record) or any("versions" not in turn for turn in record["turns"]):
         turns = [_said(turn, turn["text"]) | {"versions": []} for turn in record["turns"]]
     else:
         turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]

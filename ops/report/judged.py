@@ -38,9 +38,8 @@ def judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
 
 def _headline(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return success, one number per scenario: its row of all tasks, or its only one."""
-    rows = {
-        row["scenario"]: row for row in results["blocks"][-1]["rows"]
-    }  # a scenario's last row is that of all
+    # A scenario's last row is that of all.
+    rows = {row["scenario"]: row for row in results["blocks"][-1]["rows"]}
     return [
         {
             "label": f"Success in {name}",

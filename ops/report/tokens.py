@@ -55,10 +55,8 @@ class TokenTexts:
     def _in_order(self, ids: Sequence[int]) -> list[str]:
         """Decode each token after the one before it, and parts of a character together."""
         texts: list[str] = []
-        before, start = (
-            0,
-            0,
-        )  # where the last whole piece begins, and the one that is being put together
+        # Where the last whole piece begins, and the one that is being put together.
+        before, start = (0, 0)
         for end in range(1, len(ids) + 1):
             # Together with the piece before it: some tokenizers drop the space with which a text begins.
             piece = self._decode(ids[before:end]).removeprefix(self._decode(ids[before:start]))

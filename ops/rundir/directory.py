@@ -177,9 +177,8 @@ def train_lock(run_dir: Path) -> Iterator[IO[str]]:
                 f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
                 f"`horizonrl status {shlex.quote(str(run_dir))}` shows it. End it, or give this run another run.name"
             )
-        os.set_inheritable(
-            file.fileno(), False
-        )  # the parts of a run must not hold the lock after their `train`
+        # The parts of a run must not hold the lock after their `train`
+        os.set_inheritable(file.fileno(), False)
         yield file
 
 

@@ -165,9 +165,8 @@ def test_words_of_a_version_that_the_engine_is_not_at_are_not_used(followed: Fol
     async def scenario() -> None:
         async with followed.following():
             await followed.step()
-            followed.policy._version = PolicyVersion(
-                version=0
-            )  # not the one that the follower applied
+            # Not the one that the follower applied.
+            followed.policy._version = PolicyVersion(version=0)
             await followed.step()
 
     asyncio.run(scenario())

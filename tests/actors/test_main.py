@@ -113,9 +113,8 @@ def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> 
             MemoryTransport(MemoryServer()),
             recipe(CRAFTING),
         )
-        await StateStore(transport).put(
-            Key.RUN, recipe("--rl.steps=2").settings
-        )  # of before it was given more steps
+        # Of before it was given more steps.
+        await StateStore(transport).put(Key.RUN, recipe("--rl.steps=2").settings)
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             waiting = group.create_task(wait_for_agreement(transport, config.settings))
             await asyncio.sleep(0)

@@ -269,9 +269,8 @@ def test_a_text_that_ends_in_half_a_character_keeps_its_group() -> None:
     data = encode(
         one_turn_group().model_copy(update={"provenance": Provenance(actor="a", engine="half: X.")})
     )
-    group = decode(
-        data.replace(b"half: X.", b"half: \xed\xa0"), Group
-    )  # what languages of UTF-16 cut a text to
+    # What languages of UTF-16 cut a text to.
+    group = decode(data.replace(b"half: X.", b"half: \xed\xa0"), Group)
     assert group.provenance.engine.startswith("half: \ufffd")
 
 

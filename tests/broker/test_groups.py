@@ -170,9 +170,8 @@ def small() -> SmallLog:
     server = MemoryServer(max_payload_bytes=SMALL_PAYLOAD)
     transport = MemoryTransport(server)
     log = GroupLog(transport)
-    log._room = (
-        sys.maxsize
-    )  # some tests make the log smaller than a group for a while, to interrupt its upload
+    # Some tests make the log smaller than a group for a while, to interrupt its upload.
+    log._room = sys.maxsize
     return SmallLog(server, transport, log)
 
 
@@ -359,9 +358,8 @@ def test_a_group_whose_parts_are_purged_as_it_is_joined_is_published_again(
             assert whole == Entry(stored.sequence, group)
             assert isinstance(dead.record, DeadLetter)
             assert (dead.record.ticket_id, dead.record.cause) == (None, "purged")
-            await log.purge_below(
-                dead.sequence + 1
-            )  # the end that ended nothing holds nothing back
+            # The end that ended nothing holds nothing back.
+            await log.purge_below(dead.sequence + 1)
             assert (await transport.extent(Stream.GROUPS)).first_sequence == dead.sequence + 1
             assert (await log.publish(group)).duplicate
 

@@ -160,9 +160,8 @@ def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Brok
                 await queue.issue(make_ticket(number))
                 await queue.issue(make_ticket(number, Kind.EVAL))
             standing = StandingTickets(transport, queue)
-            await standing.purge(
-                Progress(lowest_unsettled={Kind.TRAIN: 4})
-            )  # before it knows what there is
+            # Before it knows what there is.
+            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4}))
             await standing.refresh(Progress(), {})
             await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
             assert await numbers(transport) == [

@@ -43,11 +43,8 @@ def line_of_a_step(stats: StepStats = STATS) -> dict[str, Any]:
     group = make_group(0, rewards=(1.0, 0.0))
     pending = PendingBatch(admitted=[(1, group)], consumed=[group])
     line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, stats, TIMES)
-    return line | {
-        "tickets_issued": 3,
-        "tickets_outstanding": 2,
-        "growths": [],
-    }  # as the learner's loop adds them
+    # As the learner's loop adds them.
+    return line | {"tickets_issued": 3, "tickets_outstanding": 2, "growths": []}
 
 
 def test_the_table_has_every_quantity_of_a_steps_line_and_no_other() -> None:

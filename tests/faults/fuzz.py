@@ -144,9 +144,8 @@ def fuzz(payloads: int, seed: int) -> Report:
     # After the valid records exist: what importing and building them takes is no growth.
     started, before = time.perf_counter(), _resident_bytes()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error"
-        )  # NumPy only warns about a number that overflows; here that is a failure
+        # NumPy only warns about a number that overflows; here that is a failure.
+        warnings.simplefilter("error")
         for index in range(payloads):
             (own, data), (_, other) = chance.choice(valid), chance.choice(valid)
             mutation = chance.choice(list(MUTATIONS))

@@ -181,9 +181,8 @@ class Storm:
             return 0
         # None is the bucket of the keys. Two times out of seven, any server.
         led = [*Stream, None][int(event.choice * 7) : int(event.choice * 7) + 1]
-        with contextlib.suppress(
-            TimeoutError
-        ):  # while the streams have no leader, any server will do
+        # While the streams have no leader, any server will do.
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEADER_S):
                 if led and (leader := await self.whole.transport.leader(led[0])):
                     self.leaders_hit += 1
@@ -241,9 +240,8 @@ class Storm:
         learner, transport = self.whole.roles["learner"], self.whole.transport
         restarts = learner.restarts
         async with _within(FENCED_S, "the end of a learner that was fenced"):
-            while (
-                learner.restarts == restarts
-            ):  # a learner that is still starting has not written progress yet
+            # A learner that is still starting has not written progress yet.
+            while learner.restarts == restarts:
                 if (progress := await transport.get(Key.PROGRESS)) is not None:
                     await transport.put(Key.PROGRESS, progress)
                 await asyncio.sleep(1.0)

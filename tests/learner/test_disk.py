@@ -18,10 +18,8 @@ def config_with(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("overrides", "training"),
     [
-        (
-            (),
-            46,
-        ),  # 3 × 12 of training state; weights files: 3 that are new, 2 of the checkpoints that are kept
+        # 3 × 12 of training state; weights files: 3 that are new, 2 of the checkpoints that are kept.
+        ((), 46),
         (("--eval.every=5",), 50),
         (("--learner.keep_checkpoints=1",), 24 + 8),
         (("--learner.keep_checkpoints=4",), 60 + 14),

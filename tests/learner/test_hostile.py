@@ -223,9 +223,8 @@ def test_the_weights_are_the_same_with_and_without_hostile_messages(
         dice = random.Random(seed)
         for attack in evil:
             first = 1 if attack.name == "a replay" else 0
-            place = dice.randint(
-                first, len(log) - 4
-            )  # before the end: what comes after the last step is not read
+            # Before the end: what comes after the last step is not read.
+            place = dice.randint(first, len(log) - 4)
             mixed.insert(
                 mixed.index(log[place]),
                 (attack.subject, attack.data, attack.message_id, attack.headers),

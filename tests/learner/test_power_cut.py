@@ -190,9 +190,8 @@ def test_a_place_is_the_cursor_as_long_as_the_log_is_the_one_that_was_read(broke
             assert await resume_position(transport, 9, "x") == 0  # it ends before
             await log.purge_below(4)
             assert await resume_position(transport, 4, marks[3]) == 4
-            assert (
-                await resume_position(transport, 3, marks[2]) == 3
-            )  # its entry is purged, and nothing after it
+            # Its entry is purged, and nothing after it.
+            assert await resume_position(transport, 3, marks[2]) == 3
             assert await resume_position(transport, 9, "x") == 3
             with pytest.raises(LogGap, match="has been purged"):
                 await resume_position(transport, 2, marks[1])

@@ -96,9 +96,8 @@ async def lose_steps(world: LivingWorld, after: int, lost: int) -> None:
     backup = saved(run)
     await step(after + lost)
     world.gate.clear()
-    await asyncio.sleep(
-        0.3
-    )  # all that has credit is issued: a ticket that is still due would show what was lost
+    # All that has credit is issued: a ticket that is still due would show what was lost.
+    await asyncio.sleep(0.3)
     restore(run, backup)
     world.gate.set()
     for transport in world.transports:

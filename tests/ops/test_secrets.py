@@ -193,9 +193,8 @@ def test_an_authority_that_clients_trust_is_never_replaced_unasked(
     server = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     server.verify_directly_issued_by(authority)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(
-        tmp_path / "server.pem", tmp_path / "server.key"
-    )  # the two belong together
+    # The two belong together.
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
 
 
 def test_a_run_that_is_a_pattern_is_refused(tmp_path: Path) -> None:

@@ -194,11 +194,8 @@ def test_an_actor_in_javascript_plays_a_run_to_its_end_and_loses_nothing(
     key.write_text("k" * 32)
     model, run_log = tmp_path / "model", tmp_path / "actor.log"
     model.mkdir()
-    for name in (
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ):  # without a chat_template.jinja
+    # Without a chat_template.jinja.
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (model / name).write_text(f'{{"name": "{name}"}}')
 
     async def scenario() -> tuple[list[Group | Void | DeadLetter], int, list[Message]]:
@@ -311,7 +308,6 @@ def test_an_actor_in_javascript_needs_no_more_than_an_actor_may(
         for line in read_lines(tmp_path / RUN / "ledger.jsonl")
         for *_, reason in line["dropped"]
     ]
-    assert set(dropped) <= {
-        "zero_variance"
-    }  # the actor plays at random, so a group may earn the same throughout
+    # The actor plays at random, so a group may earn the same throughout.
+    assert set(dropped) <= {"zero_variance"}
     assert "Permissions Violation" not in run_log.read_text()

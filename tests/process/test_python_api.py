@@ -53,9 +53,8 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(
 ) -> None:
     recipe = (EXAMPLES / "local-run/recipe.toml").read_text()
     recipe = recipe.replace('"local-run"', '"laptop"').replace('kind = "fixed"', 'kind = "staged"')
-    (folder / "laptop").write_text(
-        small(recipe, tiny_model)
-    )  # a file of that name comes before our recipe
+    # A file of that name comes before our recipe.
+    (folder / "laptop").write_text(small(recipe, tiny_model))
     names = run_as_in_a_notebook(
         re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     )

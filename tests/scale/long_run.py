@@ -106,9 +106,8 @@ async def restart(directory: Path, tickets: int, outstanding: int = OUTSTANDING)
         async with connected(config.run.name, broker) as transport:
             queue = TicketQueue(transport)
             await queue.issue_all([_ticket(tickets + number) for number in range(outstanding)])
-            await GroupLog(transport).publish(
-                _group(tickets - 1)
-            )  # the log's last entry is the cursor's
+            # The log's last entry is the cursor's.
+            await GroupLog(transport).publish(_group(tickets - 1))
             await StateStore(transport).put(Key.PROGRESS, _progress(step, step * GROUPS_PER_STEP))
             learner_s, peak_mib = await _start_learner(config, transport)
             controller_s = await _start_controller(config, transport, tickets + outstanding)

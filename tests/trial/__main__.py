@@ -194,9 +194,8 @@ class Trial:
         say(
             f"{name}, started again, ended with code {code} after {took_s:.2f} s ({used_s:.2f} s of a CPU)"
         )
-        if (
-            code or used_s > self.within_s
-        ):  # of a CPU: on a busy machine the clock counts what others do
+        # Of a CPU: on a busy machine the clock counts what others do.
+        if code or used_s > self.within_s:
             raise RunFailed(
                 f"it should end with code 0 within {self.within_s:g} s: see {self.running[name].log}"
             )
@@ -278,9 +277,8 @@ def attempt(given: argparse.Namespace, stack: ExitStack) -> None:
     trial.prepare()
     for name in trial.pods:
         started = trial.start(name)
-        if (
-            name == BROKER
-        ):  # as an operator waits for the chart; roles wait for each other by themselves
+        # As an operator waits for the chart; roles wait for each other by themselves.
+        if name == BROKER:
             while "startupProbe" not in started.passed:
                 trial.probe(started)
                 time.sleep(0.1)

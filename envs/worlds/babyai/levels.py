@@ -65,9 +65,8 @@ if minigrid.__version__ != MINIGRID:
     raise MissingDependency(
         f"minigrid is {minigrid.__version__}, and the tasks are levels of {MINIGRID}: pip install minigrid=={MINIGRID}"
     )
-vars(roomgrid_level)["print"] = lambda *words: (
-    None
-)  # minigrid prints a line for every level that it has to redraw
+# Minigrid prints a line for every level that it has to redraw.
+vars(roomgrid_level)["print"] = lambda *words: None
 
 
 @cache

@@ -83,9 +83,8 @@ class View:
             moves["toggle"] = (Actions.toggle,)
         for thing in self.things:
             if (way := ways.facing(thing.cell)) is not None:
-                moves[f"go to {thing.name}"] = way or (
-                    Actions.done,
-                )  # does nothing, but makes minigrid check the mission
+                # Does nothing, but makes minigrid check the mission.
+                moves[f"go to {thing.name}"] = way or (Actions.done,)
         return moves
 
     def can_toggle(self, thing: Thing) -> bool:

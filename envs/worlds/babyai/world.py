@@ -46,9 +46,8 @@ class GridWorld:
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
         self.level = generate(task_id)
-        self.level.gen_obs = lambda: (
-            None
-        )  # rendering the unused image would take longer than the step itself
+        # Rendering the unused image would take longer than the step itself.
+        self.level.gen_obs = lambda: None
         self.sight = look(self.level)
         self.view = self._view(self.sight)
         self.over = self.completed = False

@@ -35,9 +35,8 @@ class Index:
         }
         self._index = tantivy.Index(schema.build())
         # 15 MB is the least that tantivy takes for a thread.
-        writer = self._index.writer(
-            15_000_000, num_threads=1
-        )  # with one thread the segments are always the same
+        # With one thread the segments are always the same.
+        writer = self._index.writer(15_000_000, num_threads=1)
         for number, page in enumerate(pages):
             title = f"{page.title} {page.alias}"
             writer.add_document(tantivy.Document(title=title, text=page.text, number=number))

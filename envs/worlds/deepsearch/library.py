@@ -75,9 +75,8 @@ def load_questions(path: Path | None = None) -> Questions:
 
 def load(corpus: Path | None, questions: Path | None, style: Style) -> tuple[Index, Questions]:
     """Return the index and the questions: ours, or those of files. The first call is slow: make it in a thread."""
-    with (
-        _BUILDING
-    ):  # without the lock, threads that call at the same time would each build an index
+    # Without the lock, threads that call at the same time would each build an index.
+    with _BUILDING:
         return _index(corpus, style), load_questions(questions)
 
 

@@ -81,9 +81,8 @@ class SharedChromium:
                 page = await context.new_page()
                 context.on("page", Page.close)  # a window that the page opens
                 await page.goto(url, timeout=LOAD_S * 1e3)
-            except (
-                BaseException
-            ):  # including a cancelled reset, which must not leave a context behind
+            except BaseException:
+                # Including a cancelled reset, which must not leave a context behind.
                 await context.close()
                 raise
         except BrowserTimeout as error:
@@ -99,9 +98,8 @@ class SharedChromium:
         try:
             return await browser.new_context(viewport={"width": 400, "height": 300}, offline=True)
         except BrowserError:
-            await (
-                self._stop()
-            )  # the browser or its driver has died; the next reset starts another one
+            # The browser or its driver has died; the next reset starts another one.
+            await self._stop()
             raise
 
     async def _running(self) -> _Running:
@@ -243,9 +241,8 @@ async def _start(executable: str) -> _Running:
 async def _stay(url: str, route: Route) -> None:
     """Let a page load its own parts and nothing else. A click that leads to another page does nothing."""
     request = route.request
-    beside = url.rpartition("/")[0].rpartition("/")[
-        0
-    ]  # the pages' folder and those of their scripts
+    # The pages' folder and those of their scripts.
+    beside = url.rpartition("/")[0].rpartition("/")[0]
     wanted = request.url.partition("#")[0]
     if (
         wanted == url
@@ -254,9 +251,8 @@ async def _stay(url: str, route: Route) -> None:
     ):
         await route.continue_()
     else:
-        await route.abort(
-            "aborted"
-        )  # with any other error code the browser shows its own error page
+        # With any other error code the browser shows its own error page.
+        await route.abort("aborted")
 
 
 def _alive(started: "asyncio.Task[_Running]") -> bool:

@@ -78,10 +78,8 @@ class MiniWob:
         """Open a page in its own context and begin the episode of the task's seed."""
         page = page_path(task_id)
         await asyncio.to_thread(importlib.import_module, "horizonrl.envs.worlds.miniwob.chromium")
-        from horizonrl.envs.worlds.miniwob.chromium import (
-            Played,
-            shared_chromium,
-        )  # Playwright takes most of a second.
+        # Playwright takes most of a second.
+        from horizonrl.envs.worlds.miniwob.chromium import Played, shared_chromium
 
         await self._leave()
         if self._chromium is None:

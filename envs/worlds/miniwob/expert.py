@@ -81,9 +81,8 @@ class PageExpert:
 
     def act(self, observation: str) -> str:
         """Return the reply that the page's strategy gives."""
-        nodes, texts = read_page(
-            observation.rpartition(self._query)[2]
-        )  # the first observation begins with the rules
+        # The first observation begins with the rules.
+        nodes, texts = read_page(observation.rpartition(self._query)[2])
         seen = Seen(
             self._query,
             nodes,

@@ -100,9 +100,8 @@ class Jvm:
                 )
         except TimeoutError:
             raise self._gave_up() from None
-        except (
-            asyncio.CancelledError
-        ):  # callers wait for less than CALL_S, so that none may see a call through
+        except asyncio.CancelledError:
+            # Callers wait for less than CALL_S, so that none may see a call through.
             self.kill_if_stuck()
             raise
 

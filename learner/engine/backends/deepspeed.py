@@ -51,14 +51,12 @@ class DeepSpeedBackend:
         self._partitions = Partitions(self._engine, self._stage, self.device)
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
-        return ScorerOutput(
-            *self._engine(*asked)
-        )  # whatever kind of tuple DeepSpeed's hooks return
+        # Whatever kind of tuple DeepSpeed's hooks return.
+        return ScorerOutput(*self._engine(*asked))
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(
-            loss * self.ranks
-        )  # DeepSpeed averages over ranks, the objective is a sum
+        # DeepSpeed averages over ranks, the objective is a sum.
+        self._engine.backward(loss * self.ranks)
 
     def drop_gradients(self) -> bool:
         if self._stage > 1:  # half a backward pass leaves parts of gradients in DeepSpeed's buckets
@@ -208,9 +206,8 @@ def _start_deepspeed(settings: EngineSettings) -> Any:
         ) from error
 
     deepspeed.logger.setLevel("ERROR")
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, module="torch.distributed"
-    )  # DeepSpeed's, every call
+    # DeepSpeed's, every call.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     # An earlier engine of this process may have joined: `close` leaves the group, since DeepSpeed cannot join twice.
     if not dist.is_initialized():
         _join_ranks("nccl" if on_gpu else "gloo", timedelta(seconds=settings.collective_timeout_s))

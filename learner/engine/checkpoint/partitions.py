@@ -100,9 +100,8 @@ class Partitions:
         # On the rank's device even where the optimizer is kept on the CPU: NCCL moves nothing else.
         whole = torch.zeros(prod(shape), device=self._device)
         whole[part.start : part.start + part.length] = held
-        dist.reduce(
-            whole.view(torch.int32), dst=0
-        )  # as integers: in floats −0.0 plus another rank's 0.0 is 0.0
+        # As integers: in floats −0.0 plus another rank's 0.0 is 0.0.
+        dist.reduce(whole.view(torch.int32), dst=0)
         return whole.view(shape)
 
     def _slice_state(self, part: ParameterSlice, kind: str) -> Tensor:

@@ -122,9 +122,8 @@ def attend(
     window: int | None = asked.get("sliding_window")
     if window is not None and window >= (packed.longest if packed else key.shape[2]):
         window = None
-    if (
-        packed is None
-    ):  # a model that is called outside the scorer, or that does not pass segments on
+    # A model that is called outside the scorer, or that does not pass segments on.
+    if packed is None:
         if window is not None or query.shape[2] != key.shape[2]:
             raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
         return sdpa_attention_forward(module, query, key, value, None, **asked)

@@ -194,9 +194,8 @@ class TokenScorer(nn.Module):
                 ids_T, places_T, torch.tensor([[0, 3, 0, 0], [3, 7, 0, 3], [7, 12, 0, 3]])
             )
             errors_T = (packed[7:].float() - alone_TD).norm(dim=-1) / alone_TD.norm(dim=-1)
-            if (
-                errors_T.median() <= 0.1
-            ):  # bfloat16 alone makes 0.01, and a state that runs on about 1
+            # bfloat16 alone makes 0.01, and a state that runs on about 1.
+            if errors_T.median() <= 0.1:
                 return True
         except attention.UnsupportedAttention as error:
             log.info("not_packed", why=str(error))

@@ -53,7 +53,6 @@ def plain_worker(model_dir: Path, meeting: Path, rank: int = 0, workers: int = 1
     worker = PlainWorker()
     worker.model_runner = SimpleNamespace(get_model=lambda: model)
     worker.reload_weights()
-    process_weights_after_loading(
-        model, config.model_config, torch.device("cpu")
-    )  # the reload passes over the head
+    # The reload passes over the head.
+    process_weights_after_loading(model, config.model_config, torch.device("cpu"))
     return worker

@@ -88,9 +88,8 @@ def test_the_size_is_read_from_vllms_own_config(tiny_models: tuple[Path, Path]) 
     size = engine.engine_size(config, settings, 80 * GB)
     assert (size.hidden, size.feed_forward, size.vocabulary, size.requests) == (128, 256, 512, 8)
     assert size.largest_bytes == 2 * 512 * 128
-    assert size.context_bytes == 256 * (
-        2 * 2 * 2 * 2 * 32
-    )  # bfloat16, keys and values, layers, heads, width
+    # bfloat16, keys and values, layers, heads, width.
+    assert size.context_bytes == 256 * (2 * 2 * 2 * 2 * 32)
     assert size.step_tokens == 2048  # 8 contexts of 256 tokens: more never come at once
     assert size.weights_bytes < (tiny_models[0] / "model.safetensors").stat().st_size
 

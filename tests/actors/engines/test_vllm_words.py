@@ -78,12 +78,10 @@ def test_patched_layers_have_the_bits_of_loaded_ones(workers: int, tmp_path: Pat
 
 @pytest.mark.process
 def test_a_model_whose_loader_computes_what_it_stores_is_not_patched(tmp_path: Path) -> None:
-    (family,) = (
-        family for family in FAMILIES if family.model_type == "falcon_h1"
-    )  # stores -exp of a file's decay
-    options = (
-        SMALL | family.options | {"hidden_size": 64, "head_dim": 32}
-    )  # vLLM has no heads of 16 on a CPU
+    # Stores -exp of a file's decay.
+    (family,) = (family for family in FAMILIES if family.model_type == "falcon_h1")
+    # vLLM has no heads of 16 on a CPU.
+    options = SMALL | family.options | {"hidden_size": 64, "head_dim": 32}
     config = AutoConfig.for_model(family.model_type, **options)
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path / "falcon")
     ((seen,),) = play([tmp_path / "falcon"], tmp_path / "meeting", workers=1)

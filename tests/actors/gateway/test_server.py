@@ -502,10 +502,8 @@ def test_a_conversation_that_needs_one_branch_too_many_is_refused(
                 {"role": "assistant", "content": "ok"},
                 {"role": "user", "content": "on"},
             ]
-            for body in (
-                messages,
-                HELLO,
-            ):  # it continues a reply, but only as a conversation of its own; or none
+            # It continues a reply, but only as a conversation of its own; or none.
+            for body in (messages, HELLO):
                 with pytest.raises(BadRequestError) as refused:
                     await openai.chat.completions.create(model="m", messages=body)
                 assert (refused.value.code, session.cut) == (

@@ -155,9 +155,8 @@ def test_what_a_replaced_learner_still_stores_is_passed_over(
         await host.load(await learner.step())
         successor = RandomLearner(small, tmp_path / "other", lineage=1)
         await host.load(await successor.step())
-        await (
-            learner.step()
-        )  # it announces nothing that counts: its fence is its own matter (test_fence.py)
+        # It announces nothing that counts: its fence is its own matter (test_fence.py)
+        await learner.step()
         manifest = await successor.step()
         assert await host.load(manifest) == successor.images[manifest.policy]
 

@@ -167,9 +167,8 @@ def test_a_role_may_do_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
         async with secured(tmp_path) as broker:
             for role in Role:
                 publishing, subscribing = await refused(broker, role)
-                may = {
-                    subject for subject in attempts() if subject.lower() not in publishing
-                }  # as nats-py tells it
+                # As nats-py tells it.
+                may = {subject for subject in attempts() if subject.lower() not in publishing}
                 assert may == ALLOWED[role] | EVERYONE, role
                 assert subscribing == {subject.format(run=RUN).lower() for subject in OVERHEARD}
 

@@ -131,9 +131,8 @@ def test_what_a_damaged_replica_leaves_out_is_taken_from_the_leader_and_a_hole_i
     async def incomplete(*arguments: Any) -> None:
         await add_batch(*arguments)
         found = arguments[-1]
-        found[:] = [
-            message for message in found if message.sequence not in (3, 4)
-        ]  # as a replica without them
+        # As a replica without them.
+        found[:] = [message for message in found if message.sequence not in (3, 4)]
 
     monkeypatch.setattr("horizonrl.broker.nats.reader.add_batch", incomplete)
 

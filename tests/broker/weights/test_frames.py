@@ -92,9 +92,8 @@ def test_a_frame_whose_chunks_were_stored_twice_is_fetched(
         manifest = first.model_copy(update={"first_sequence": again.last_sequence})
         for _ in range(first.chunks - 1):
             await small.publish(chunk.subject, chunk.data, headers=chunk.headers)
-        with pytest.raises(
-            WeightsRejected, match="not all of its 5 chunks"
-        ):  # one chunk five times is no frame
+        # One chunk five times is no frame.
+        with pytest.raises(WeightsRejected, match="not all of its 5 chunks"):
             await fetch_frame(small, manifest, tmp_path / "fetched")
 
     asyncio.run(scenario())

@@ -135,9 +135,8 @@ def told_by(env_id: str, number: int, **options: Any) -> Any:
 
 
 def test_a_number_is_agentgyms() -> None:
-    assert (
-        "Your goal: open the red door" in told_by("babyai", 12)[1]["observation"]
-    )  # level 13, which is not listed
+    # Level 13, which is not listed.
+    assert "Your goal: open the red door" in told_by("babyai", 12)[1]["observation"]
     assert "position 1, 7" in told_by("maze", 5)[1]["observation"]
     assert told_by("maze", 25)[1]["code"] == "unknown_task"  # it starts at its goal
     assert told_by("babyai", -1)[1]["code"] == "unknown_task"

@@ -45,9 +45,8 @@ def test_a_page_in_a_browser_cannot_create_an_episode(headers: dict[str, str], s
                 async with http.post(f"{url}{path}", headers=headers) as answer:
                     assert answer.status == status, await answer.text()
             async with http.get(f"{url}/world/ws", headers=headers) as answer:
-                assert answer.status == (
-                    400 if status == 200 else status
-                )  # 400: it is no WebSocket's handshake
+                # 400: it is no WebSocket's handshake.
+                assert answer.status == (400 if status == 200 else status)
 
     asyncio.run(scenario())
 

@@ -347,12 +347,10 @@ def test_gigpo_compares_turns_within_their_state(
 
 def test_gae_between_its_two_ends() -> None:
     rewards, values = np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.2, 0.6])
-    assert_allclose(
-        gae(rewards, values, 1.0, 1.0), 1.0 - values
-    )  # the return less the critic's word
-    assert_allclose(
-        gae(rewards, values, 1.0, 0.0), [-0.3, 0.4, 0.4]
-    )  # one step of temporal difference
+    # The return less the critic's word.
+    assert_allclose(gae(rewards, values, 1.0, 1.0), 1.0 - values)
+    # One step of temporal difference.
+    assert_allclose(gae(rewards, values, 1.0, 0.0), [-0.3, 0.4, 0.4])
 
 
 def test_on_policy_vtrace_targets_are_the_returns() -> None:
@@ -376,12 +374,8 @@ def test_dpo_pairs_the_best_with_the_worst() -> None:
     zeros = np.zeros(2)
     scores = [Scores(zeros, zeros, zeros, zeros)] * 4
     made = estimates(traces, scores, objective_of("dpo"))
-    assert [m.advantages_N[0] for m in made] == [
-        0.25,
-        -0.25,
-        0.0,
-        0.0,
-    ]  # β σ(0), and equals teach nothing
+    # Β σ(0), and equals teach nothing.
+    assert [m.advantages_N[0] for m in made] == [0.25, -0.25, 0.0, 0.0]
 
 
 @given(batches(), st.integers(0, 1 << 20))

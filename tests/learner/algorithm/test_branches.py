@@ -25,9 +25,8 @@ KINDS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "re
 LINEAR_ONLY = ["gae", "vtrace", "dpo"]
 OPTIONS: list[dict[str, Any]] = [
     *({"kind": kind} for kind in KINDS),
-    *(
-        {"kind": kind, "kl": 0.1} for kind in KINDS if kind != "return"
-    ),  # a config refuses it: it clones what earned
+    # A config refuses it: it clones what earned.
+    *({"kind": kind, "kl": 0.1} for kind in KINDS if kind != "return"),
     *(
         {"kind": kind, "credit": "turn", "discount": 0.9, "kl": kl}
         for kind in ("grpo", "dr_grpo", "reinforce_pp_baseline", "return")

@@ -325,10 +325,8 @@ def test_of_fresh_tokens_and_those_one_version_behind_the_proximal_policy_is_the
     logprobs_N = torch.from_numpy(one.logprobs_N.copy()).requires_grad_()
     loss_N = policy_loss(logprobs_N, one.known(), objective_for("decoupled_ppo"))
     (gradient,) = torch.autograd.grad(loss_N.sum(), logprobs_N)
-    assert (loss_N.item(), gradient.item()) == (
-        pytest.approx(-1.28),
-        0.0,
-    )  # ρ = 2 is clipped, and w is 1
+    # Ρ = 2 is clipped, and w is 1.
+    assert (loss_N.item(), gradient.item()) == (pytest.approx(-1.28), 0.0)
     assert policy_clipped(logprobs_N, one.known(), objective_for("decoupled_ppo")).item()
 
 

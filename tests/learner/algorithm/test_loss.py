@@ -266,9 +266,8 @@ def test_the_estimators_of_a_kl_equal_their_formulas(
 @pytest.mark.parametrize("log_q", [-90.0, -20.5, -1.0, 0.0, 3.0, 19.9, 20.5, 60.0])
 def test_k3_as_a_loss_draws_the_policy_to_the_reference_however_far(log_q: float) -> None:
     def oracle(log_q: float) -> float:
-        q = (
-            math.exp(log_q) if log_q <= 20 else math.exp(20.0) * (log_q - 19.0)
-        )  # its tangent from 20 on
+        # Its tangent from 20 on.
+        q = math.exp(log_q) if log_q <= 20 else math.exp(20.0) * (log_q - 19.0)
         return q - 1 - log_q
 
     logprobs_N = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)

@@ -145,9 +145,8 @@ def test_a_lost_ticket_is_issued_again_as_it_was_whatever_is_drawn_now() -> None
 def test_at_the_end_of_the_run_nothing_is_issued_that_no_step_needs() -> None:
     async def scenario() -> None:
         async with controller_on(MemoryServer()) as (transport, _):
-            assert (
-                await issued_after(transport, rl(5, 10), Kind.TRAIN) == 12
-            )  # one step of two groups is left
+            # One step of two groups is left.
+            assert await issued_after(transport, rl(5, 10), Kind.TRAIN) == 12
 
     run(scenario)
 
@@ -312,14 +311,8 @@ def test_rounds_are_due_by_the_step_and_stand_outside_the_credit() -> None:
                 await issued_after(transport, rl(step, 2 * step), Kind.EVAL)
                 for step in (0, 1, 2, 3, 5, 6)
             ]
-            assert counts == [
-                6,
-                6,
-                6,
-                9,
-                9,
-                12,
-            ]  # at step 2, where the first is late, at 5 and at 8
+            # At step 2, where the first is late, at 5 and at 8.
+            assert counts == [6, 6, 6, 9, 9, 12]
             assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 12
 
     run(scenario)

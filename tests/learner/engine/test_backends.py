@@ -63,9 +63,8 @@ def test_torch_and_stage_1_on_one_cpu_rank_are_equal_bit_for_bit(
     engines = [start(backend=backend, **EQUAL[layout]) for backend in ("torch", "deepspeed")]
     for batch in batches():
         first, second = (engine.train_step(batch, 1e-3) for engine in engines)
-        assert repr(replace(first, compute_s=0)) == repr(
-            replace(second, compute_s=0)
-        )  # NaN is not equal to itself
+        # NaN is not equal to itself.
+        assert repr(replace(first, compute_s=0)) == repr(replace(second, compute_s=0))
         assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
     for index, engine in enumerate(engines):
         engine.save(tmp_path / str(index), {})

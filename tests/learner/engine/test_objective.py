@@ -166,9 +166,8 @@ def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:
     assert oracle == pytest.approx(0.601, abs=1e-3)  # of the tokens it is 0.999
     for parts in (1, 8):
         assert ess_lr_scale(log_ratio_BT, parts) == pytest.approx(oracle, rel=1e-6)
-    assert ess_lr_scale(np.full((4, 500), -0.2)) == pytest.approx(
-        1.0
-    )  # all alike, however far away
+    # All alike, however far away.
+    assert ess_lr_scale(np.full((4, 500), -0.2)) == pytest.approx(1.0)
     # Alike but for one, whose Π r of e^-600 is the largest by far: one episode of sixteen is all that is left.
     apart = np.full((16, 10_000), -0.1)
     apart[3] = -0.06

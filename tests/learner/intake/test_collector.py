@@ -159,11 +159,8 @@ def test_a_group_delivered_twice_is_settled_once() -> None:
 @pytest.mark.parametrize(
     ("record", "how", "evaluated"),
     [
-        (
-            make_group(rewards=(1.0, 1.0), version=0, kind=Kind.EVAL),
-            "evaluated",
-            1,
-        ),  # as stale and flat as it may be
+        # As stale and flat as it may be.
+        (make_group(rewards=(1.0, 1.0), version=0, kind=Kind.EVAL), "evaluated", 1),
         (make_group(rewards=(None,), version=5, kind=Kind.EVAL), "evaluated", 1),
         (make_group(version=6, kind=Kind.EVAL), "lineage", 0),
         (Void(ticket=make_ticket(kind=Kind.EVAL), reason="late", actor="a"), "void", 0),
@@ -204,9 +201,8 @@ def test_an_entry_of_a_ticket_that_was_never_issued_is_passed_over_and_its_ticke
     assert all(outcomes.settled == 0 for outcomes in collector.accounts.outcomes().values())
     assert entry.ends is not None
     assert not collector.accounts.ended(*entry.ends)
-    collector.consume(
-        Entry(8, make_group(version=5)), RL
-    )  # the honest one, once the ticket has been issued
+    # The honest one, once the ticket has been issued.
+    collector.consume(Entry(8, make_group(version=5)), RL)
     assert [sequence for sequence, _ in collector.pending.admitted] == [8]
     assert collector.pending.repeats == 0
     assert collector.commit().unissued == [7]

@@ -89,9 +89,8 @@ def test_a_learner_with_an_empty_directory_leaves_the_healthy_one_alone(tmp_path
         healthy = World(tmp_path / "a", idle_from=4)
         running = asyncio.create_task(healthy.run())
         before = None
-        while (
-            before is None or before.step < 4 or before != await said(healthy.server)
-        ):  # it waits for groups
+        # It waits for groups.
+        while before is None or before.step < 4 or before != await said(healthy.server):
             before = await said(healthy.server)
             await asyncio.sleep(0.1)
         stranger = World(tmp_path / "b", server=healthy.server)
@@ -199,9 +198,8 @@ def test_the_last_word_of_a_fenced_learner_is_overwritten() -> None:
         manifest = WeightsManifest(
             policy=PolicyVersion(version=4, lineage=0), weights_bytes=1, digest="d", path="f"
         )
-        await StateStore(MemoryTransport(server, "run")).put(
-            Key.POLICY, manifest
-        )  # it had passed its check before
+        # It had passed its check before.
+        await StateStore(MemoryTransport(server, "run")).put(Key.POLICY, manifest)
         newer = manifest.model_copy(update={"policy": PolicyVersion(version=3, lineage=1)})
         await successor.publish(newer)
         with pytest.raises(Fenced):

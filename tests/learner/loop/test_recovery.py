@@ -158,9 +158,8 @@ def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(
         # In the order in which they ended: the rounds of two versions may be played together.
         assert sorted(line["version"] for line in second.evals()) == [0, 2, 4, 6, 7, 10]
         (last,) = [line for line in second.evals() if line["version"] == 7]
-        assert (
-            last["settled_step"] == 8
-        )  # it had been read after the last step, now before the next
+        # It had been read after the last step, now before the next.
+        assert last["settled_step"] == 8
 
     asyncio.run(scenario())
 
@@ -400,9 +399,8 @@ def test_a_weights_file_that_somebody_has_removed_is_written_again(tmp_path: Pat
                 group = played(lease.ticket, policy, self.dice)
                 if policy.version >= 3 and not self.emptied:
                     await self.consumed(state, log)
-                    await asyncio.sleep(
-                        0.3
-                    )  # a checkpoint that links the file has been written by then
+                    # A checkpoint that links the file has been written by then.
+                    await asyncio.sleep(0.3)
                     newest = await state.get(Key.POLICY)
                     assert isinstance(newest, WeightsManifest) and newest.path is not None
                     Path(newest.path).unlink()

@@ -314,9 +314,8 @@ def test_weights_stay_until_their_evaluation_is_in_and_half_written_ones_go(tmp_
         transport, Fence(transport), tmp_path, share_files=True, held={1, 3}
     )
     for version in range(8):
-        os.utime(
-            frame(tmp_path, version), (8 - version, 8 - version)
-        )  # a clock that goes back must not matter
+        # A clock that goes back must not matter.
+        os.utime(frame(tmp_path, version), (8 - version, 8 - version))
     assert not unfinished.exists()
     with (
         publisher.reading(PolicyVersion(version=0)) as file,

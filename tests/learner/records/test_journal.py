@@ -122,18 +122,16 @@ def test_episodes_of_the_oldest_steps_make_room_and_the_newest_stay(tmp_path: Pa
     journal = Journal(tmp_path)
     journal.write_episodes(999_999, [make_group(0)])
     size = (tmp_path / "episodes" / "step-999999.jsonl").stat().st_size
-    for step in range(
-        1_000_000, 1_000_005
-    ):  # a digit more: the order is that of the steps, not of the names
+    # A digit more: the order is that of the steps, not of the names.
+    for step in range(1_000_000, 1_000_005):
         journal.write_episodes(step, [make_group(0)])
         journal.free_episodes(4 * size)
     assert kept() == [1_000_001, 1_000_002, 1_000_003, 1_000_004]
     journal.write_episodes(1_000_005, [make_group(number) for number in range(6)])
     journal.free_episodes(4 * size)
     assert kept() == [1_000_005]
-    for step in range(
-        1_000_006, 1_000_020
-    ):  # a learner that never lives until a hundredth of the bound is new
+    # A learner that never lives until a hundredth of the bound is new.
+    for step in range(1_000_006, 1_000_020):
         (often := Journal(tmp_path)).write_episodes(step, [make_group(0)])
         often.free_episodes(7 * size)
     assert len(kept()) == 7

@@ -239,9 +239,8 @@ def test_a_directory_is_in_training_while_its_lock_is_held_whoever_has_the_noted
     tmp_path: Path,
 ) -> None:
     assert not in_training(tmp_path)
-    (tmp_path / "train.lock").write_text(
-        str(os.getpid())
-    )  # a killed one's, which has passed to this process
+    # A killed one's, which has passed to this process.
+    (tmp_path / "train.lock").write_text(str(os.getpid()))
     assert not in_training(tmp_path)
     with only_train(tmp_path):
         (tmp_path / "train.lock").write_text("1234567890")  # of another machine or container

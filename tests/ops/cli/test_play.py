@@ -39,9 +39,8 @@ def test_what_was_not_solved_or_was_left_exits_with_1(
 def test_a_reply_of_several_lines_ends_with_a_dot(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        play(monkeypatch, "od\nd\n.\nx\n", "parity", "--multiline") == 1
-    )  # `od\nd` has four characters
+    # `od\nd` has four characters.
+    assert play(monkeypatch, "od\nd\n.\nx\n", "parity", "--multiline") == 1
     shown = capsys.readouterr().out
     assert "[turn 1, reward 0.5, return 0.5]" in shown
     assert "[turn 2, reward 0, return 0.5]" in shown

@@ -52,9 +52,8 @@ def test_deaths_are_counted_since_the_run_last_came_further(
             Progress(step=1),
             Progress(step=2),
             Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
-            Progress(
-                step=1, outcomes={Kind.TRAIN: Outcomes(trained=3)}
-            ),  # a resumed learner's repetition
+            # A resumed learner's repetition.
+            Progress(step=1, outcomes={Kind.TRAIN: Outcomes(trained=3)}),
             Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
             Progress(step=3),
         ):

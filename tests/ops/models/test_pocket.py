@@ -79,9 +79,8 @@ def test_a_careless_expert_takes_more_turns_and_still_succeeds(
         if episode.prompt in turns
     ]
     assert len(wasted) > 200
-    assert (
-        0.2 < sum(wasted) / len(wasted) <= pocket.CARELESSNESS
-    )  # some carelessness happens to help
+    # Some carelessness happens to help.
+    assert 0.2 < sum(wasted) / len(wasted) <= pocket.CARELESSNESS
     assert all(episode.success for episode in taught)
 
 
@@ -118,9 +117,8 @@ def test_heads_begin_by_looking_back_as_far_as_they_should(chat: ChatTemplate) -
     model = pocket.new_model(asyncio.run(pocket.make_pocket_tokenizer()))
     model.set_attn_implementation("eager")
     ids = torch.randint(300, 900, (1, 40))
-    seen = model(input_ids=ids, output_attentions=True).attentions[0][
-        0, :, 10:
-    ]  # heads, queries, keys
+    # Heads, queries, keys.
+    seen = model(input_ids=ids, output_attentions=True).attentions[0][0, :, 10:]
     for head, distance in enumerate(pocket.LOOK_BACK_TOKENS):
         behind = torch.arange(10, 40) - seen[head].argmax(-1)
         assert (behind == distance).float().mean() > 0.5

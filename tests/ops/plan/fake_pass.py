@@ -24,9 +24,8 @@ def peak_bytes(
     Each gradient is freed once it is whole, as stage 1 does.
     """
     patch.setattr(attention, "_attend_on_cpu", _flash)
-    patch.setattr(
-        TokenScorer, "_probe", lambda self: True
-    )  # it looks at numbers, which fake tensors have not
+    # It looks at numbers, which fake tensors have not.
+    patch.setattr(TokenScorer, "_probe", lambda self: True)
     live = LiveBytes()
     with FakeTensorMode(allow_non_fake_inputs=True):
         scorer = _scorer(shape, head_width, checkpoint)

@@ -306,9 +306,8 @@ def test_demonstrations_and_held_out_episodes_wear_a_badge_and_are_found_by_it(
     page = open_page("#/episodes", page_file=taught)
     assert page.locator("#found").inner_text().startswith("117 of 117 episodes")
     page.select_option("[name=kind]", "demo")
-    expect(page.locator("#found")).to_have_text(
-        "12 of 117 episodes"
-    )  # of an expert's there is no success to tell
+    # Of an expert's there is no success to tell.
+    expect(page.locator("#found")).to_have_text("12 of 117 episodes")
     assert set(page.locator(".row .badge").all_inner_texts()) == {"demonstration"}
     page.locator(".row").first.click()
     expect(page.locator("#reader h2 .badge")).to_have_text("demonstration")

@@ -129,8 +129,7 @@ def test_a_page_follows_its_run_without_losing_what_is_read(tmp_path: Path) -> N
 def go_on(run_dir: Path, beside: Path, steps: int) -> None:
     """Let a run come further: files appear whole, as a learner writes them."""
     longer = write_run(run_config(beside), Scale(steps=steps))
-    for file in sorted(
-        longer.rglob("*.jsonl"), key=lambda file: file.parent == longer
-    ):  # the episodes first
+    # The episodes first.
+    for file in sorted(longer.rglob("*.jsonl"), key=lambda file: file.parent == longer):
         target = run_dir / file.relative_to(longer)
         file.rename(target)

@@ -186,9 +186,10 @@ def test_an_evaluation_has_its_table_its_settings_and_its_episodes(tmp_path: Pat
     ]
     assert any(notice.startswith("2 of") and "broke" in notice for notice in shown["notices"])
     assert json.loads(shown["settings"])["model"] == {"weights": "judged"}
+    # The last wins.
     whole = {
         row["scenario"]: row["episodes"] + row["broken"] for row in results["blocks"][0]["rows"]
-    }  # the last wins
+    }
     assert len(episodes.rows) == sum(whole.values())
     assert [row[2] for row in episodes.rows[:4]] == [
         "broken: env_error",

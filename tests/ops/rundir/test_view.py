@@ -37,30 +37,15 @@ def progress(step: int, *, finished: bool = False) -> Progress:
     ("files", "reported", "training", "state", "ended"),
     [
         (journal(8, 0, 2, 5, 8), None, None, "finished", True),
-        (
-            journal(8, 0, 2, 5),
-            None,
-            None,
-            "stopped",
-            False,
-        ),  # an evaluation is missing; no `train` was ever here
+        # An evaluation is missing; no `train` was ever here.
+        (journal(8, 0, 2, 5), None, None, "stopped", False),
         (journal(8, 0, 2, 5), None, False, "stopped", True),
         (journal(8, 0, 2, 5), None, True, "running", False),
-        (
-            journal(8, 0, 2, 5, 8),
-            progress(8),
-            True,
-            "running",
-            False,
-        ),  # the learner's report counts
+        # The learner's report counts.
+        (journal(8, 0, 2, 5, 8), progress(8), True, "running", False),
         (journal(3, 0), progress(8, finished=True), None, "finished", True),
-        (
-            journal(6, 0),
-            progress(6, finished=True),
-            None,
-            "no learner yet",
-            False,
-        ),  # it was given more steps
+        # It was given more steps.
+        (journal(6, 0), progress(6, finished=True), None, "no learner yet", False),
         (Files(), None, None, "stopped", False),
     ],
 )

@@ -69,9 +69,8 @@ def test_training_success_is_that_of_the_last_fifth_weighted_by_valid_episodes(p
 
 def test_evaluations_are_preferred_and_the_start_is_the_one_before_rl(place: Path) -> None:
     run_dir = journal(place, "a", [0.0] * 10)
-    evaluate(
-        run_dir, (0, 1, 64), (2, 8, 64), (12, 32, 64), (7, 16, 64), (7, 20, 64)
-    )  # rounds end late, and again
+    # Rounds end late, and again.
+    evaluate(run_dir, (0, 1, 64), (2, 8, 64), (12, 32, 64), (7, 16, 64), (7, 20, 64))
     outcome = read(run_dir)
     assert (outcome.start.successes, outcome.final.successes) == (8, 32)
     assert outcome.measured == "evaluations"
@@ -115,17 +114,15 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
     assert end.difference.mean == pytest.approx(16 / 64)
     assert end.difference.excludes_zero
     assert (at_steps.budget, at_tokens.budget) == (100, 500)
-    assert at_steps.difference.mean == pytest.approx(
-        (9 - 2) / 64
-    )  # half of its own way, at twice the cost of a step
+    # Half of its own way, at twice the cost of a step.
+    assert at_steps.difference.mean == pytest.approx((9 - 2) / 64)
     # Low's 18 of 64 come after 2 of high's 18 more, which take 200 environment steps.
     assert at_steps.cost is not None and at_steps.cost.ratio == pytest.approx(2 / 18 * 2, abs=0.003)
     assert high.improvement.mean == pytest.approx(18 / 64)
     assert not low.improvement.excludes_zero
     assert comparison.budgets == {"environment_steps": 100, "generated_tokens": 500}
-    assert high.at_equal_cost["environment_steps"].mean == pytest.approx(
-        (16 + 9) / 64
-    )  # half of its own way
+    # Half of its own way.
+    assert high.at_equal_cost["environment_steps"].mean == pytest.approx((16 + 9) / 64)
     assert high.at_equal_cost["generated_tokens"].mean == pytest.approx(34 / 64)
 
     report = markdown(comparison, outcomes)

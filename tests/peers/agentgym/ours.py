@@ -111,9 +111,8 @@ def _difference(env_id: str, game: Game, entry: Mapping[str, Any]) -> str:
         total += step.reward
         expected += [reply, dialect.write_observation(step.observation)]
     if env_id == "wordle" or (env_id == "maze" and texts[0].endswith(f"\n{game.first}")):
-        expected[0] = texts[
-            0
-        ]  # AgentGym's clients put the rules before the first observation, or in its place
+        # AgentGym's clients put the rules before the first observation, or in its place.
+        expected[0] = texts[0]
     for turn, (there, here) in enumerate(zip(texts, expected, strict=False)):
         if there != here:
             return f"task {game.number}, text {turn}: {there[-200:]!r} and not {here[-200:]!r}"

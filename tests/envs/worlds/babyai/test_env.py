@@ -48,9 +48,8 @@ def test_an_episode_is_truncated_at_the_most_steps_of_its_level() -> None:
 
 
 def test_a_mission_that_is_lost_ends_without_reward_or_success() -> None:
-    step = play("1819", "turn left", "turn left", "pickup yellow ball 1", format="plain")[
-        -1
-    ]  # The mission is a box.
+    # The mission is a box.
+    step = play("1819", "turn left", "turn left", "pickup yellow ball 1", format="plain")[-1]
     assert (step.terminated, step.success, step.reward) == (True, False, 0.0)
 
 

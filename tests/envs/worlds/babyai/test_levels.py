@@ -43,9 +43,8 @@ def test_all_tasks_to_train_on_are_listed_but_those_with_a_reason() -> None:
 
 
 def test_a_task_is_of_the_level_and_the_seed_that_its_number_says() -> None:
-    assert (
-        next(task for task in load_tasks("all") if task.task_id == "1832").category == "Room"
-    )  # 32 of 40, seed 45
+    # 32 of 40, seed 45.
+    assert next(task for task in load_tasks("all") if task.task_id == "1832").category == "Room"
     assert (generate("1832").width, generate("1832").mission) == (20, "pick up the ball")
     assert generate("1").mission == generate("41").mission == "go to the red ball"
     assert generate("1").agent_pos != generate("41").agent_pos

@@ -180,9 +180,8 @@ def test_agentgyms_style_has_no_rules_and_the_simulators_own_limit_of_moves() ->
         first = (await environment.reset("606")).text  # AgentGym's number, which is not listed
         assert first.startswith("Your task is to measure the temperature of unknown substance B")
         assert first.splitlines()[1].startswith("This room is called the hallway.")
-        steps = [
-            await environment.step("look around") for _ in range(MAX_STEPS + 1)
-        ]  # takes no time
+        # Takes no time.
+        steps = [await environment.step("look around") for _ in range(MAX_STEPS + 1)]
         steps += [await environment.step("wait") for _ in range(10)]
         assert [step.truncated for step in steps] == [False] * (MAX_STEPS + 10) + [True]
         await environment.reset("606")

@@ -23,10 +23,8 @@ def test_a_number_is_a_variation_in_agentgyms_order() -> None:
     assert (
         len(load_tasks()) < len(index_tasks()) == sum(count for _, count, _ in VARIATIONS) == 4_639
     )
-    assert (index_tasks()["80"].name, index_tasks()["80"].variation) == (
-        "freeze",
-        20,
-    )  # is not listed, and can be played
+    # Is not listed, and can be played.
+    assert (index_tasks()["80"].name, index_tasks()["80"].variation) == ("freeze", 20)
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="ScienceWorld's simulator needs Java")
