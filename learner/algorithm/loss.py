@@ -204,28 +204,31 @@ LOSSES: Mapping[str, tuple[LossRule, ClipRule]] = {
 
 def policy_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return each token's loss by the objective's kind; 0 where a mask drops the token."""
-    weigh = partial(weights, episodes_N=inputs.episodes_N, correction=objective.weight)
-    rule, _ = _rules(objective.loss)
-    loss_N = rule(logprobs_N, inputs, objective.loss, weigh)
+    return measure_policy_loss(logprobs_N, inputs, objective)[0]
+
+
+def measure_policy_loss(
+    logprobs_N: Tensor, inputs: LossInputs, objective: Objective
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return `policy_loss`, and each token's named numbers of a loss of another package."""
+    loss, numbers = objective.loss, dict[str, Tensor]()
+    if isinstance(loss, OwnLoss):
+        loss_N, numbers = own_loss(logprobs_N, inputs, loss)
+    else:
+        weigh = partial(weights, episodes_N=inputs.episodes_N, correction=objective.weight)
+        loss_N = LOSSES[loss.kind][0](logprobs_N, inputs, loss, weigh)
     kept_N = _kept(logprobs_N, inputs, objective)
     # A token that is dropped here still counts in the normalisation, so a mask does not raise the weight of the others.
-    return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0)
+    return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0), numbers
 
 
 def policy_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return the tokens that the trust region clips or a mask drops."""
-    _, clip = _rules(objective.loss)
-    clipped_N = clip(logprobs_N, inputs, objective.loss)
+    loss = objective.loss
+    clip = never_clipped if isinstance(loss, OwnLoss) else LOSSES[loss.kind][1]
+    clipped_N = clip(logprobs_N, inputs, loss)
     kept_N = _kept(logprobs_N, inputs, objective)
     return clipped_N if kept_N is None else clipped_N | ~kept_N
-
-
-def _rules(loss: LossSection) -> tuple[LossRule, ClipRule]:
-    if isinstance(loss, OwnLoss):
-        return (
-            lambda logprobs_N, inputs, chosen, weigh: own_loss(logprobs_N, inputs, chosen)[0]
-        ), never_clipped
-    return LOSSES[loss.kind]
 
 
 def importance(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:

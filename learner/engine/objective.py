@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from horizonrl.common.config.objective import LossSection, Objective, OwnLoss
+from horizonrl.common.config.objective import LossSection, Objective
 from horizonrl.learner.algorithm.advantage import Estimate, Scores, estimates
 from horizonrl.learner.algorithm.batch import Batch, Trace, by_episode
 from horizonrl.learner.algorithm.loss import (
@@ -30,10 +30,10 @@ from horizonrl.learner.algorithm.loss import (
     imitation_loss,
     importance,
     k3,
+    measure_policy_loss,
     policy_clipped,
     policy_loss,
 )
-from horizonrl.learner.algorithm.own import own_loss
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine.model.model import ScorerOutput
 from horizonrl.learner.engine.model.packing import MicroBatch
@@ -314,25 +314,21 @@ def loss_stats(
     product_E = torch.where(counted_E, log_product_E - log_max, -math.inf).exp()
     columns += [counted_E, product_E, product_E.square()]
     columns += [(~inputs.targets_N.isnan()).to(loss_N.dtype), critic_error(output, inputs).square()]
-    columns += [_moving(output, inputs, objective)]
+    policy_N, numbers = measure_policy_loss(output.logprobs_N, inputs, objective)
+    columns += [_moving(policy_N, inputs, objective)]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
-    numbers: list[Tensor] = []
-    if isinstance(objective.loss, OwnLoss):
-        numbers = [*own_loss(output.logprobs_N, inputs, objective.loss)[1].values()]
-    weighted = [number_N * compared_N for number_N in numbers]
+    weighted = [number_N * compared_N for number_N in numbers.values()]
     columns += [log_max, largest, *weighted]
     return torch.stack([column.detach().double().sum() for column in columns])
 
 
-def _moving(output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return whether each token moves the policy."""
+def _moving(policy_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+    """Return whether each token moves the policy, by its `policy_loss`."""
     if objective.loss.entropy > 0 or (
         objective.reference.kl > 0 and objective.reference.place == "loss"
     ):
         return inputs.scales_N > 0  # both terms reach tokens that a mask drops
-    return ((policy_loss(output.logprobs_N, inputs, objective) != 0) | inputs.demo_N) & (
-        inputs.scales_N > 0
-    )
+    return ((policy_N != 0) | inputs.demo_N) & (inputs.scales_N > 0)
 
 
 def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
