@@ -54,7 +54,7 @@ class WeightsFollower:
         metrics: Metrics | None = None,
         shared_dir: Path | None = None,
     ) -> None:
-        """`shadow_dir` holds the newest weights of this run for all actors of this host (`shadow.py`).
+        """`shadow_dir` holds the newest weights of this run for all actors of this host (`host_copy.py`).
 
         A frame that the learner announces as a file in `shared_dir` is read where it is. Raises ConfigError for a
         policy that takes no weights: the learner would drop everything that it samples as stale.

@@ -2,7 +2,7 @@
 
 Place in the flow: verified image of a version → **changed words** → engine. Made while the engine still samples: it
 pauses for these words and not for the whole file. Where words have changed, the host's image knows from its patches
-(`shadow.py`); two files of the learner are compared. What they are, the new image says, so that positions
+(`host_copy.py`); two files of the learner are compared. What they are, the new image says, so that positions
 may come from several versions in any order, and one too many does no harm.
 
 A word has 16 bits, and its position is its number behind the header. Axis: W words.

@@ -212,19 +212,6 @@ def test_a_group_that_pauses_counts_no_step_and_its_first_one_is_as_large_as_the
     ).read_text()
 
 
-def test_a_checkpoint_with_one_count_for_all_groups_is_read(
-    start: StartEngine, tmp_path: Path
-) -> None:
-    engine = start(objective=GAE)
-    engine.train_step(make_batch(), 1e-3)
-    engine.save(tmp_path / "1", {})
-    file = tmp_path / "1" / "engine.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"optimizer_steps": 7}))
-    engine.load(tmp_path / "1")
-    engine.save(tmp_path / "2", {})
-    assert json.loads((tmp_path / "2" / "engine.json").read_text())["optimizer_steps"] == [7, 7]
-
-
 def _masters(engine: RankEngine, directory: Path) -> dict[str, torch.Tensor]:
     """Return the float32 weights by name, from a checkpoint made for it."""
     engine.save(directory, {})
