@@ -37,7 +37,8 @@ HorizonError
 """
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -175,3 +176,17 @@ class LogFull(RunFailed):
 
 class OutOfMemory(RunFailed):
     exit_code = 2
+
+
+@contextmanager
+def raise_first(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise the first error of a group that has errors of these kinds alone: the command line reports one.
+
+    A `raise` in an `except*` does not do: until Python 3.11.4 it raises a group again.
+    """
+    try:
+        yield
+    except ExceptionGroup as group:
+        if group.split(kinds)[1] is None:
+            raise group.exceptions[0] from None
+        raise

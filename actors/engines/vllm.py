@@ -272,12 +272,14 @@ class VllmPolicy:
     async def _prove_renewable(self, files: Sequence[Path]) -> None:
         """Raise ConfigError unless new weights reach what computes.
 
-        The probe must cover every tensor of the model, since new values of another could be lost. And the files that
+        The probe must cover every tensor of the model, since new values of another could be lost. The files that
         the engine has started with, applied as a version, must change nothing: a layer that keeps its weights in
-        another form may be renewed into neither the old nor the new ones.
+        another form may be renewed into neither the old nor the new ones. And a change of any kind of parameter that
+        the probe compares must show: else it compares what nothing computes with.
         """
         paths = [str(file) for file in files]
-        for probe in await self._engine.collective_rpc("probe_frame", args=(paths, 0)):
+        probes = await self._engine.collective_rpc("probe_frame", args=(paths, 0))
+        for probe in probes:
             if odd := [*probe["uncovered"], *probe["stale"]]:
                 raise ConfigError(
                     f"model.name is {str(files[0].parent)!r}, of which {len(odd)} tensors could not be compared with "
@@ -293,6 +295,17 @@ class VllmPolicy:
                 f"move log-probabilities by up to {moved:.3g} nats: vLLM does not renew this family's "
                 "layers. Choose a model of another family; `horizonrl eval` still plays this one"
             )
+        before = await self._score()
+        for name in probes[0]["kinds"]:
+            await self._engine.collective_rpc("perturb", args=(name, False))
+            unread = await self._score() == before
+            await self._engine.collective_rpc("perturb", args=(name, True))
+            if unread:
+                raise ConfigError(
+                    f"model.name is {str(files[0].parent)!r}, and a change of {name} moves no "
+                    "log-probability: vLLM computes with a copy of it, which new weights might not "
+                    "reach. Choose a model of another family; `horizonrl eval` still plays this one"
+                )
 
     async def _score(self) -> list[float]:
         """Return the log-probabilities of a fixed prompt, which has ids from all over the vocabulary."""

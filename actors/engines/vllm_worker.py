@@ -5,7 +5,8 @@ K inputs of a layer, P probed columns.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from horizonrl.common.model_dir import HEAD
 PROBED_COLUMNS = 16
 """Columns of every matrix that a probe compares. One small optimizer step changes 0.3 % of the elements, so a stale
 matrix of 576 rows passes with a chance of (1 - 0.003) ** (16 * 576), below 1e-12."""
+
+_LAYER = re.compile(r"\.\d+\.")
+"""A layer's number in a name: without it, the name is one of a kind."""
 
 # vLLM's attention computes with Intel's matrix tiles (AMX) where the CPU has them, and does not ask Linux for them:
 # without the permission the engine dies of SIGILL in its first request. False on every other CPU.
@@ -35,6 +39,7 @@ class WeightsExtension:
     model_runner: Any
     reload_weights: Callable[..., None]
     """The worker's own."""
+    _unperturbed: Tensor
 
     def leave_group(self) -> None:
         """Take this process out of reach of a terminal's Ctrl-C, which is the actor's to answer."""
@@ -80,6 +85,8 @@ class WeightsExtension:
     def probe_frame(self, paths: list[str], version: int) -> dict[str, Any]:
         """Compare what computes with the files; return the names that differ, and the tensors that nothing covers.
 
+        And one parameter of each kind that was compared as a whole, which proves something only if it is what computes.
+
         A matrix may be packed and unreadable, so it is asked: a unit vector times the matrix is one of its columns,
         without any rounding. Successive versions look at successive columns. Other parameters are compared as a whole.
         """
@@ -92,26 +99,35 @@ class WeightsExtension:
             covered.update(parts)
             if not _computes(layer, [tensors[part] for part in parts], version):
                 stale.append(name)
-        compared = len(matrices)
-        layers = dict(model.named_modules())
-        for name, parameter in model.named_parameters():
-            parts = _parts(name, tensors, fused)
-            if parts and name.removesuffix(".weight") not in matrices:
-                compared += 1
-                covered.update(parts)
-                owner, _, leaf = name.rpartition(".")
-                merged = torch.cat(own_parts(layers[owner], [tensors[part] for part in parts]))
-                # vLLM packs a convolution's weight where the CPU has bfloat16, and keeps the plain one of [D, width].
-                plain = (
-                    getattr(layers[owner], "_cpu_unpacked_conv_weight", None)
-                    if leaf == "weight"
-                    else None
-                )
-                held = parameter if plain is None else plain.view_as(merged)
-                # vLLM pads the vocabulary, so its embedding has more rows than the file.
-                if not torch.equal(held[: len(merged)].cpu(), merged.to(held.dtype)):
-                    stale.append(name)
-        return {"stale": stale, "compared": compared, "uncovered": sorted(tensors.keys() - covered)}
+        wholes = list(_wholes(model, tensors, fused, matrices))
+        for name, parameter, owner, parts in wholes:
+            covered.update(parts)
+            merged = torch.cat(own_parts(owner, [tensors[part] for part in parts]))
+            # vLLM packs a convolution's weight where the CPU has bfloat16, and keeps the plain one of [D, width].
+            packs = name.endswith(".weight")
+            plain = getattr(owner, "_cpu_unpacked_conv_weight", None) if packs else None
+            held = parameter if plain is None else plain.view_as(merged)
+            # vLLM pads the vocabulary, so its embedding has more rows than the file.
+            if not torch.equal(held[: len(merged)].cpu(), merged.to(held.dtype)):
+                stale.append(name)
+        compared = len(matrices) + len(wholes)
+        return {
+            "stale": stale,
+            "compared": compared,
+            "uncovered": sorted(tensors.keys() - covered),
+            "kinds": list({_LAYER.sub(".", name): name for name, *_ in reversed(wholes)}.values()),
+        }
+
+    @torch.inference_mode()
+    def perturb(self, name: str, undo: bool) -> None:
+        """Add a ramp to a parameter, or put it back: an engine that computes with a copy of it does not notice."""
+        parameter = self.model_runner.get_model().get_parameter(name)
+        if undo:
+            parameter.copy_(self._unperturbed)
+            return
+        self._unperturbed = parameter.clone()
+        ramp = torch.linspace(-1, 1, parameter.numel(), device=parameter.device)
+        parameter.add_(ramp.view_as(parameter).to(parameter.dtype))
 
 
 def _matrices(
@@ -129,6 +145,20 @@ def _matrices(
         # vLLM keeps a convolution's weight in a linear layer too.
         if parts and tensors[parts[0]].dim() == 2:
             yield name, (layer, parts)
+
+
+def _wholes(
+    model: Any,
+    tensors: Mapping[str, Tensor],
+    fused: Mapping[str, list[str]],
+    matrices: Container[str],
+) -> Iterator[tuple[str, Tensor, Any, list[str]]]:
+    """Yield the parameters that are compared as a whole: name, tensor, its layer, and its parts' names in the file."""
+    layers = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        parts = _parts(name, tensors, fused)
+        if parts and name.removesuffix(".weight") not in matrices:
+            yield name, parameter, layers[name.rpartition(".")[0]], parts
 
 
 def _parts(name: str, tensors: Mapping[str, Tensor], fused: Mapping[str, list[str]]) -> list[str]:

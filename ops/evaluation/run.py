@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from horizonrl.actors.rollout.rollout import play
-from horizonrl.common.errors import HorizonError, RunFailed
+from horizonrl.common.errors import HorizonError, RunFailed, raise_first
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.state import ContextRule
 from horizonrl.envs import registry
@@ -133,15 +133,12 @@ async def play_missing(
                 "episodes", total=len(plan.plays), completed=len(plan.plays) - len(remaining)
             )
             player = Player(make_rollout, journal, lambda: progress.advance(bar))
-            try:
+            with raise_first(HorizonError, OSError):
                 async with asyncio.TaskGroup() as group:
                     # One iterator for all players. Taking from it never awaits, so each episode is played once.
                     queue = iter(remaining)
                     for _ in range(min(subject.config.actor.slots, len(remaining))):
                         group.create_task(player.run(queue))
-            except* (HorizonError, OSError) as failures:
-                # The command line reports one error, of ours or of a full disk, and knows no groups of them.
-                raise failures.exceptions[0] from None
 
 
 @contextmanager

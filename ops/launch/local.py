@@ -18,7 +18,7 @@ from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import BrokerUnreachable, ConfigError, HorizonError
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, HorizonError, raise_first
 from horizonrl.common.files import atomic_write
 from horizonrl.common.gpus import visible_gpus
 from horizonrl.common.logs import configure_logs, get_logger
@@ -122,7 +122,8 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
         config = config.model_copy(
             update={"model": config.model.model_copy(update={"name": str(model_dir)})}
         )
-        finished = uvloop.run(_train(config, console))
+        with raise_first(HorizonError):
+            finished = uvloop.run(_train(config, console))
     if not finished:
         console.say(f"stopped. Resume with:  {resume_command}")
         return 130
@@ -194,9 +195,6 @@ async def _supervise(
                 # Before the parts are ended below: a watch that still ran would start each of them again.
                 for task in (*watches.values(), *others, stop):
                     task.cancel()
-        except* HorizonError as failures:
-            # The command line turns a HorizonError into a message and an exit code; it knows no groups of them.
-            raise failures.exceptions[0] from None
         finally:
             with console.waiting("ending the actors, the controller and the learner"):
                 # All at once, because one after the other the deadlines of the parts would add up.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -48,12 +49,21 @@ def write_tensors(
             file.write(memoryview(content))
 
 
+def _digest(tensor: Tensor) -> str:
+    content: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return xxhash.xxh3_128_hexdigest(memoryview(content))
+
+
 def write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path) -> list[str]:
-    """Write tensors as safetensors files of about `SHARD_BYTES`, taking them one by one; return the files' names."""
+    """Write tensors as safetensors files of about `SHARD_BYTES`, taking them one by one; return the files' names.
+
+    The header of each has the digests of its tensors, by which `Shards.read` finds a bit that has flipped since.
+    """
     files: list[str] = []
     for shard in _shards(tensors):
         files.append(f"training-{len(files):05d}.safetensors")
-        write_tensors(shard, directory / files[-1])
+        digests = {name: _digest(tensor) for name, tensor in shard.items()}
+        write_tensors(shard, directory / files[-1], digests)
     return files
 
 
@@ -85,7 +95,11 @@ class Shards:
         return _DTYPES[self.holders[name].get_slice(name).get_dtype()]
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self.holders[name].get_tensor(name)
+        """Return a tensor; raise CheckpointError if it has a digest, and other bits than when it was written."""
+        holder = self.holders[name]
+        tensor: Tensor = holder.get_tensor(name)
+        if (holder.metadata() or {}).get(name, digest := _digest(tensor)) != digest:
+            raise CheckpointError(f"the tensor {name} has other bits than were written")
         return tensor
 
 
@@ -155,12 +169,9 @@ def read_engine_file(directory: Path) -> dict[str, Any]:
     """Return what an engine wrote beside its tensors; raise CheckpointError if it is not there, or not whole."""
     try:
         written: dict[str, Any] = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
-        steps = written["optimizer_steps"]
         return written | {
             "state": dict(written["state"]),
-            "optimizer_steps": [
-                int(count) for count in (steps if isinstance(steps, list) else [steps])
-            ],
+            "optimizer_steps": [int(count) for count in written["optimizer_steps"]],
             "files": list(written["files"]),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:

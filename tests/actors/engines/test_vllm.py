@@ -290,3 +290,28 @@ def test_a_family_whose_layers_a_load_does_not_renew_is_refused(
     monkeypatch.undo()
     vllm_engine.run(policy.apply(own[0], PolicyVersion(version=policy.version.version + 1)))
     vllm_engine.run(policy._prove_renewable(own))
+
+
+def test_a_kind_of_parameter_that_nothing_computes_with_is_refused(
+    vllm_engine: Played, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = vllm_engine.policy
+    assert isinstance(policy, VllmPolicy)
+    own = [tiny_models[0] / "model.safetensors"]
+    vllm_engine.run(policy.apply(own[0], PolicyVersion(version=policy.version.version + 1)))
+    call, perturbed = policy._engine.collective_rpc, []
+
+    async def copied(method: str, args: tuple[Any, ...]) -> Any:
+        if method == "perturb":
+            perturbed.append(args)
+            if "post_attention" in args[0]:  # as if a kernel had packed it
+                return None
+        return await call(method, args=args)
+
+    monkeypatch.setattr(policy._engine, "collective_rpc", copied)
+    with pytest.raises(ConfigError, match=r"post_attention_layernorm\.weight moves no log-prob"):
+        vllm_engine.run(policy._prove_renewable(own))
+    kinds = {name for name, undo in perturbed if not undo}
+    assert {name for name, undo in perturbed if undo} == kinds
+    monkeypatch.undo()
+    vllm_engine.run(policy._prove_renewable(own))

@@ -68,6 +68,7 @@ def test_a_convolution_is_compared_as_a_whole(packed: bool, tmp_path: Path) -> N
         "stale": [],
         "compared": 4,
         "uncovered": [],
+        "kinds": [f"{EMBEDDING}.weight", f"{CONV}.bias", f"{CONV}.weight"],
     }
     for name, stale in (
         (f"{CONV}.weight", f"{CONV}.weight"),
@@ -104,6 +105,7 @@ def test_fused_biases_are_compared_and_what_nothing_covers_is_named(tmp_path: Pa
         "stale": [],
         "compared": 2,
         "uncovered": [],
+        "kinds": ["attention.qkv_proj.bias"],
     }
     for name, layer in (("k_proj.bias", "qkv_proj.bias"), ("v_proj.weight", "qkv_proj")):
         changed = tensors[f"attention.{name}"] + 1
@@ -118,7 +120,8 @@ def test_fused_biases_are_compared_and_what_nothing_covers_is_named(tmp_path: Pa
     for number, half in enumerate(halves):
         (tmp_path / str(number)).mkdir()
         paths += saved(half, tmp_path / str(number))
-    assert worker.probe_frame(paths, 0) == {"stale": [], "compared": 2, "uncovered": []}
+    probe = worker.probe_frame(paths, 0)
+    assert (probe["stale"], probe["compared"], probe["uncovered"]) == ([], 2, [])
 
 
 def test_a_tied_model_whose_head_is_its_embedding_is_loaded(tmp_path: Path) -> None:

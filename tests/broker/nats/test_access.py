@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nats.errors
 import pytest
+import uvloop
 
 from horizonrl.broker.api import Key, Message, Role, Stream
 from horizonrl.broker.dead_letters import store_dead_letter
@@ -172,7 +173,7 @@ def test_a_role_may_do_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
                 assert may == ALLOWED[role] | EVERYONE, role
                 assert subscribing == {subject.format(run=RUN).lower() for subject in OVERHEARD}
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 @pytest.mark.parametrize("extra", ["", ACK_V2], ids=["ack-v1", "ack-v2"])
@@ -254,7 +255,7 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             learner, Stream.GROUPS, Message("groups.train", b"?", 1), "no group"
         )
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_refusal_is_counted_and_ends_the_role_with_a_clear_error(
@@ -286,7 +287,7 @@ def test_a_key_of_another_role_is_told_so(tmp_path: Path) -> None:
             await connect(RUN, broker.settings(Role.ACTOR), Role.LEARNER)
 
     with pytest.raises(BrokerDenied, match="is not of this role of this run"):
-        asyncio.run(scenario())
+        uvloop.run(scenario())
 
 
 def changed(settings: BrokerSection, **keys: Path | None) -> BrokerSection:
@@ -311,7 +312,7 @@ def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Pa
                     Role.ACTOR,
                 )
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: P
             ):
                 await connect(RUN, settings)
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path)
                     assert (await another.publish("groups.train", b"x")).sequence > 0
             assert kept.counters.reconnects == 0
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) -> None:
@@ -372,7 +373,7 @@ def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) 
                     await state.watch("policy")
             assert "$js.api.consumer.create" in errors[0]
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_role_waits_for_the_streams_and_says_who_makes_them(nats_server: EmbeddedServer) -> None:
@@ -390,7 +391,7 @@ def test_a_role_waits_for_the_streams_and_says_who_makes_them(nats_server: Embed
         await actor.close()
         await controller.close()
 
-    asyncio.run(scenario())
+    uvloop.run(scenario())
 
 
 def test_the_protocol_page_has_the_permissions_of_every_role() -> None:

@@ -350,8 +350,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so_and_does_not_speak(tmp_
     asyncio.run(scenario())
 
 
-def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(
-    tmp_path: Path, tiny_model: Path
+@pytest.mark.parametrize("kind", ["master", "exp_avg_sq"])
+def test_a_bit_that_has_flipped_in_a_checkpoint_is_found(
+    kind: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     """The file can be read, and its numbers look like weights."""
 
@@ -368,7 +369,7 @@ def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(
         (file,) = newest.path.glob("training-*.safetensors")
         data = bytearray(file.read_bytes())
         header = json.loads(data[8 : (begin := 8 + int.from_bytes(data[:8], "little"))])
-        name = next(name for name in header if "master" in name)
+        name = next(name for name in header if name.startswith(kind))
         data[begin + header[name]["data_offsets"][0] + 3] ^= 0x40  # in an exponent
         file.write_bytes(data)
         again = World(
@@ -378,6 +379,7 @@ def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(
             await again.run()
         (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
         assert warning["checkpoint"] == newest.path.name
+        assert f"{name} has other bits than were written" in warning["reason"]
         assert [line["step"] for line in again.ledger()] == [1, 2, 3, 4, 5]
         assert [line["weights_digest"] for line in again.ledger()][:4] == digests
 
