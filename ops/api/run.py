@@ -15,7 +15,7 @@ from horizonrl.ops.api.evaluation import Evaluation, evaluate
 from horizonrl.ops.api.rows import Rows
 from horizonrl.ops.evaluation.plan import Choice
 from horizonrl.ops.publish.dataset import rows as dataset_rows
-from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow
+from horizonrl.ops.publish.rows import EpisodeRow
 from horizonrl.ops.rundir.directory import in_training, read_config
 from horizonrl.ops.rundir.episodes import EpisodeFiles
 from horizonrl.ops.rundir.files import JournalReader
@@ -99,14 +99,14 @@ class Run:
     def episodes(self, *, held_out: bool = False) -> Iterator[EpisodeRow]:
         """Yield the episodes that are kept, in the order of consumption; a group at a time is in memory.
 
-        With `held_out`, those of the evaluations too (`kind` is `eval`). Warns at the end of episodes that could not
-        be given: lines cut short, and those of early versions, which have no token ids.
+        With `held_out`, those of the evaluations too (`kind` is `eval`). Warns at the end of lines that were cut short.
         """
-        source, counts = EpisodeFiles(self.directory, held_out=held_out), DatasetCounts()
-        yield from dataset_rows(self.config, self.directory, source, counts)
-        if left_out := source.unreadable + counts.without_ids:
+        source = EpisodeFiles(self.directory, held_out=held_out)
+        yield from dataset_rows(self.config, self.directory, source)
+        if source.unreadable:
             warnings.warn(
-                f"{left_out} episodes of {self.directory} could not be read whole", stacklevel=2
+                f"{source.unreadable} episodes of {self.directory} could not be read whole",
+                stacklevel=2,
             )
 
     def follow(self, after_step: int = 0) -> Iterator[RunEvent]:

@@ -198,7 +198,6 @@ def dataset_card(
         f"| {env} | {count} | {written.solved[env]} | {written.broken[env]} |"
         for env, count in sorted(written.by_env.items())
     )
-    left_out = written.without_ids + written.unreadable
     return f"""---
 {head}
 ---
@@ -208,7 +207,7 @@ def dataset_card(
 What an LLM agent did while it was trained by reinforcement learning with HorizonRL: {written.rows:,} episodes with
 {written.tokens:,} tokens of replies, each with its id. Those that the policy generated also have a logprob and the
 version that sampled them; episodes of the kind `demo` are an expert's. They are in the order in which the learner
-consumed them, dropped groups included (`end`). {left_out} episodes that could not be read are left out.
+consumed them, dropped groups included (`end`). {written.unreadable} episodes that could not be read are left out.
 
 ```python
 from datasets import load_dataset

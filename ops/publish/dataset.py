@@ -38,7 +38,7 @@ def write_dataset(run_dir: Path, out: Path) -> DatasetCounts:
         data.mkdir(exist_ok=True)
         for earlier in data.glob(SHARDS):  # of an attempt that was interrupted
             earlier.unlink()
-        _write_shards(data, rows(config, run_dir, source, written))
+        _write_shards(data, rows(config, run_dir, source), written)
         written.unreadable = source.unreadable
         (out / "schema.json").write_text(
             json.dumps(EpisodeRow.model_json_schema(), indent=2) + "\n", encoding="utf-8"
@@ -51,18 +51,12 @@ def write_dataset(run_dir: Path, out: Path) -> DatasetCounts:
     return written
 
 
-def rows(
-    config: RunConfig, run_dir: Path, source: EpisodeFiles, written: DatasetCounts
-) -> Iterator[EpisodeRow]:
-    """Yield the run's episodes as rows, and keep account of them."""
+def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles) -> Iterator[EpisodeRow]:
+    """Yield the run's episodes as rows."""
     ends = {end.ticket: str(end) for end in Files.read(run_dir).ends()}
     for step, ticket, records in source.groups():
         for record in records:
-            # Text alone would have to be tokenised again, and may give other ids (invariants: Token exactness).
-            if any("ids" not in turn for turn in record["turns"]):
-                written.without_ids += 1
-                continue
-            row = EpisodeRow(
+            yield EpisodeRow(
                 run=config.run.name,
                 step=step,
                 kind=Kind(ticket.partition("-")[0]).value,
@@ -80,8 +74,6 @@ def rows(
                 turns=[_turn(turn) for turn in record["turns"]],
                 branches=record.get("branches", []),
             )
-            written.add(row)
-            yield row
 
 
 def _turn(turn: dict[str, Any]) -> TurnRow:
@@ -97,8 +89,8 @@ def _turn(turn: dict[str, Any]) -> TurnRow:
     )
 
 
-def _write_shards(data: Path, rows: Iterator[EpisodeRow]) -> None:
-    """Write rows into files of about SHARD_BYTES each."""
+def _write_shards(data: Path, rows: Iterator[EpisodeRow], written: DatasetCounts) -> None:
+    """Write rows into files of about SHARD_BYTES each, and keep account of them."""
     number, size, file = 0, 0, (data / "episodes-00000.jsonl").open("w", encoding="utf-8")
     try:
         for row in rows:
@@ -107,5 +99,6 @@ def _write_shards(data: Path, rows: Iterator[EpisodeRow]) -> None:
                 number, size = number + 1, 0
                 file = (data / f"episodes-{number:05d}.jsonl").open("w", encoding="utf-8")
             size += file.write(json.dumps(row.model_dump(mode="json")) + "\n")
+            written.add(row)
     finally:
         file.close()

@@ -78,8 +78,6 @@ class DatasetCounts:
 
     rows: int = 0
     tokens: int = 0
-    without_ids: int = 0
-    """Episodes left out: an earlier version of the program wrote them without token ids."""
     unreadable: int = 0
     by_env: Counter[str] = field(default_factory=Counter)
     solved: Counter[str] = field(default_factory=Counter)

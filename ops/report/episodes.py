@@ -53,8 +53,6 @@ class Episodes:
     """Lines that were incomplete."""
     undecoded: int = 0
     """Turns whose tokens do not join to their text."""
-    untold: int = 0
-    """Turns without token ids: an earlier version of the program wrote them."""
 
     @property
     def index(self) -> dict[str, Any]:
@@ -149,7 +147,7 @@ def _row(record: Mapping[str, Any]) -> list[Any]:
         outcome_of(record),
         record["return"],
         len(turns),
-        sum(turn["tokens"] if "tokens" in turn else len(turn.get("ids", ())) for turn in turns),
+        sum(turn["tokens"] if "tokens" in turn else len(turn["ids"]) for turn in turns),
         min(versions, default=None),
         max(versions, default=None),
     ]
@@ -185,11 +183,6 @@ def _body(
 
 def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:
     """Return a turn for the page, with its tokens where they can be told; surprise is −100 ln p."""
-    if "ids" not in turn:
-        episodes.untold += 1
-        return _said(turn, turn["text"]) | {
-            "versions": [[version, 0] for version in turn["versions"]]
-        }
     sampled: dict[str, Any] = {
         "versions": [[version, count] for version, _, count in turn["spans"]]
     }

@@ -151,9 +151,7 @@ def episode_notices(episodes: Episodes, model: str) -> Iterator[str]:
         yield (
             f"{episodes.unreadable} incomplete lines of episodes/ are left out: cut short by a crash, or being written."
         )
-    if episodes.untold:
-        yield "Some episodes have no token ids, so their turns are not shaded."
-    elif episodes.rows and known_model(model) is None:
+    if episodes.rows and known_model(model) is None:
         yield f"No tokenizer for {model!r} here, so tokens are not shown. Give its directory with --model.name DIR."
     if episodes.undecoded:
         yield f"The tokens of {episodes.undecoded} turns do not join to their text (another tokenizer): no shading."

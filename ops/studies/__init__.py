@@ -7,7 +7,7 @@ and compares the variants on held-out tasks, two at a time in the contrasts that
     run         trains the runs as child processes; the directory remembers which have finished
     outcome     reads a finished run: its success curve and its cost
     statistics  bootstrap intervals over seeds, tasks and episodes
-    significance  t, Holm, Fisher, and the seeds that a claim needs
+    significance  t, Holm and Fisher
     contrasts   two variants, seed by seed: at the end, at equal cost, and the cost of equal success
     comparison  intervals of each variant, `results.json`
     report      `results.json` as Markdown: `report.md`, and the pages of docs/studies

@@ -1,4 +1,4 @@
-"""Tests over few seeds: Student's t, Holm's correction, Fisher's exact test, and how many seeds a claim needs.
+"""Tests over few seeds: Student's t, Holm's correction, Fisher's exact test.
 
 Pure functions of numbers, without SciPy, which nothing else here needs. The seed is the unit: more episodes only make
 its value more exact.
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from horizonrl.ops.studies.statistics import LEVEL, Array, Interval
-
-MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +83,6 @@ def fisher_exact(events: int, runs: int, other_events: int, other_runs: int) -> 
     ]
     seen = math.comb(runs, events) * math.comb(other_runs, other_events)
     return sum(way for way in ways if way <= seen) / math.comb(all_runs, total)
-
-
-def seeds_needed(deviation: float, effect: float, power: float = 0.8) -> int:
-    """Return the seeds per arm at which a paired t test at LEVEL finds a true difference of `effect`.
-
-    `deviation` is that of a seed's value within an arm; what a seed brings is taken to differ between the arms, so that
-    the difference has √2 of it. The least n ≥ 2 (t_{1 − α/2} + t_{power})² (σ/δ)² with n − 1 degrees of freedom.
-    """
-    for seeds in range(2, MOST_SEEDS):
-        degrees = seeds - 1
-        reach = student_quantile(LEVEL, degrees) + student_quantile(2.0 * power - 1.0, degrees)
-        if 2.0 * (reach * deviation / effect) ** 2 <= seeds:
-            return seeds
-    raise ValueError(
-        f"an effect of {effect} under a deviation of {deviation} takes more than {MOST_SEEDS} seeds"
-    )
 
 
 def _error(values_S: Array) -> float:

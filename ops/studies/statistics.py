@@ -1,6 +1,6 @@
 """Intervals for success over seeds: pure functions of counts, NumPy only (`significance.py` has the tests).
 
-Axes: S seeds, T tasks, R resamples; `...` stands for any further axes (points of a curve).
+Axes: S seeds, R resamples; `...` stands for any further axes (points of a curve).
 
 Two things vary: how training goes under a seed, and which episodes happened to be played to measure it. Each resample
 draws seeds with replacement and then, for each drawn seed, its successes again from a binomial distribution. A sample
@@ -8,12 +8,8 @@ of S seeds shows only (S-1)/S of their variance, while the variance of the episo
 differences between seeds contain it too. So the variance of the mean is exact if the variance between seeds is S-1
 times that of a seed's episodes; it is too large below that ratio and too small above. With a single seed, the interval
 covers that seed's episodes only.
-
-Where several tasks are pooled, the summary is the interquartile mean over seeds and tasks (Agarwal et al., arXiv
-2108.13264): no single task decides it. Tasks are drawn again too if the claim is about tasks that were not measured.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +59,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
 
 def success_interval(counts: Counts, seed: int = 0) -> Interval:
     """Return the mean success over seeds."""
@@ -90,43 +82,6 @@ def difference_interval(after: Counts, before: Counts, seed: int = 0) -> Interva
         after.resampled_means(drawn_RS, generator) - before.resampled_means(drawn_RS, generator)
     )
     return Interval(float((after.rates - before.rates).mean()), float(low), float(high))
-
-
-def interquartile_mean(scores: Array) -> Array:
-    """Return the mean of the middle half of the scores, over the last two axes [S, T] together.
-
-    The lowest and the highest ⌊n / 4⌋ of the n scores are left out, as by rliable and SciPy's `trim_mean`.
-    """
-    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
-    cut = flat.shape[-1] // 4
-    return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(-1))
-
-
-def probability_of_improvement(scores_ST: Array, other_ST: Array) -> float:
-    """Return the chance that a run of one arm beats one of another, averaged over tasks; a tie counts as half."""
-    ours, theirs = scores_ST[:, None, :], other_ST[None, :, :]
-    return float(((ours > theirs) + 0.5 * (ours == theirs)).mean())
-
-
-def pooled_interval(
-    counts_ST: Counts,
-    seed: int = 0,
-    new_tasks: bool = False,
-    summary: Callable[[Array], Array] = interquartile_mean,
-) -> Interval:
-    """Return a summary over seeds and tasks with its hierarchical bootstrap: seeds, then tasks, then episodes.
-
-    A seed is drawn with all of its tasks, because one training run played them all. `new_tasks` draws the tasks again
-    too: the claim is then about tasks like these.
-    """
-    generator = np.random.default_rng(seed)
-    seeds, tasks = counts_ST.episodes_S.shape
-    drawn_RS1 = generator.integers(0, seeds, (RESAMPLES, seeds, 1))
-    drawn_R1T = np.broadcast_to(np.arange(tasks), (RESAMPLES, 1, tasks))
-    if new_tasks:
-        drawn_R1T = generator.integers(0, tasks, (RESAMPLES, 1, tasks))
-    low, high = _bounds(summary(counts_ST.resampled((drawn_RS1, drawn_R1T), generator)))
-    return Interval(float(summary(counts_ST.rates)), float(low), float(high))
 
 
 def _drawn(counts: Counts, generator: np.random.Generator) -> NDArray[np.integer[Any]]:

@@ -86,10 +86,6 @@ def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
     _require_push(arguments)
     counts = write_dataset(arguments.run_dir, arguments.out)
     print(f"wrote {counts.rows} episodes with {counts.tokens} generated tokens to {arguments.out}")
-    if counts.without_ids:
-        print(
-            f"left out {counts.without_ids} episodes without token ids, written by an earlier version of HorizonRL"
-        )
     if counts.unreadable:
         print(f"left out {counts.unreadable} unreadable lines of {arguments.run_dir}/episodes")
     if arguments.push:

@@ -112,14 +112,14 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
     ]
     assert (end.variant, end.against, end.primary, end.seeds) == ("high", "low", True, (0, 1))
     assert end.difference.mean == pytest.approx(16 / 64)
-    assert end.difference.excludes_zero
+    assert end.difference.low > 0
     assert (at_steps.budget, at_tokens.budget) == (100, 500)
     # Half of its own way, at twice the cost of a step.
     assert at_steps.difference.mean == pytest.approx((9 - 2) / 64)
     # Low's 18 of 64 come after 2 of high's 18 more, which take 200 environment steps.
     assert at_steps.cost is not None and at_steps.cost.ratio == pytest.approx(2 / 18 * 2, abs=0.003)
     assert high.improvement.mean == pytest.approx(18 / 64)
-    assert not low.improvement.excludes_zero
+    assert low.improvement.low <= 0
     assert comparison.budgets == {"environment_steps": 100, "generated_tokens": 500}
     # Half of its own way.
     assert high.at_equal_cost["environment_steps"].mean == pytest.approx((16 + 9) / 64)

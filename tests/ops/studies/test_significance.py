@@ -1,4 +1,4 @@
-"""Tests and summaries against published values and exact enumerations."""
+"""Tests against published values and exact enumerations."""
 
 import itertools
 import math
@@ -12,16 +12,9 @@ from horizonrl.ops.studies.significance import (
     fisher_exact,
     holm,
     paired_test,
-    seeds_needed,
     student_interval,
     student_quantile,
     student_share,
-)
-from horizonrl.ops.studies.statistics import (
-    Counts,
-    interquartile_mean,
-    pooled_interval,
-    probability_of_improvement,
 )
 
 
@@ -104,54 +97,4 @@ def test_fishers_test_counts_the_arrangements_that_are_no_likelier(
     likelier = [count for count in counts if counts.count(count) <= counts.count(events)]
     assert fisher_exact(events, runs, other_events, others) == pytest.approx(
         len(likelier) / len(counts)
-    )
-
-
-@pytest.mark.parametrize(("deviation", "seeds"), [(2, 5), (3, 8), (4, 13), (5, 18)])
-def test_the_seeds_that_a_difference_of_five_points_needs(deviation: float, seeds: int) -> None:
-    assert seeds_needed(deviation, 5.0) == seeds
-
-
-def test_seeds_reach_their_power() -> None:
-    generator, seeds = np.random.default_rng(0), seeds_needed(3.0, 5.0)
-    one, other = generator.normal(5, 3, (4000, seeds)), generator.normal(0, 3, (4000, seeds))
-    differences = one - other
-    error = differences.std(1, ddof=1) / np.sqrt(seeds)
-    found = np.abs(differences.mean(1)) / error > student_quantile(0.95, seeds - 1)
-    assert 0.78 < found.mean() < 0.86
-
-
-X, Y = np.array([[1, 2], [2, 2], [1, 1], [2, 1]], float), np.array([[1, 1], [2, 2], [3, 3]], float)
-
-
-def test_the_summaries_are_rliables() -> None:
-    """The numbers of its own tests (google-research/rliable, tests/rliable/metrics_test.py)."""
-    assert (float(interquartile_mean(X)), float(interquartile_mean(Y))) == (1.5, 2.0)
-    assert probability_of_improvement(X, Y) == pytest.approx(1 / 3)
-
-
-@given(
-    st.lists(st.floats(-5, 5), min_size=4, max_size=24).filter(lambda values: len(values) % 4 == 0)
-)
-def test_the_interquartile_mean_leaves_a_quarter_out_on_each_side(values: list[float]) -> None:
-    quarter = len(values) // 4
-    middle = sorted(values)[quarter:-quarter]
-    assert float(interquartile_mean(np.array(values).reshape(2, -1))) == pytest.approx(
-        np.mean(middle), abs=1e-9
-    )
-
-
-def test_pooling_draws_seeds_tasks_and_episodes_as_the_claim_asks() -> None:
-    def width(rates: list[list[float]], episodes: float, new_tasks: bool = False) -> float:
-        played = np.full(np.shape(rates), episodes)
-        interval = pooled_interval(Counts(np.array(rates) * played, played), new_tasks=new_tasks)
-        assert interval.low <= interval.mean <= interval.high
-        return interval.high - interval.low
-
-    alike = [[0.2, 0.4, 0.6, 0.8]] * 4
-    assert width(alike, 1e6) < 0.01 < width(alike, 50)
-    assert width(alike, 1e6, new_tasks=True) > 0.2  # other tasks would be easier or harder
-    seeds = [[0.2] * 4, [0.4] * 4, [0.6] * 4, [0.8] * 4]
-    assert width(seeds, 1e6) > 0.2 and width(seeds, 1e6, new_tasks=True) == pytest.approx(
-        width(seeds, 1e6), rel=0.1
     )
