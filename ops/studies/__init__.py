@@ -17,5 +17,5 @@ and compares the variants on held-out tasks, two at a time in the contrasts that
 How to read `report.md`: `start` and `end` are success before the first and after the last RL step, with 95 % intervals
 in parentheses. With one seed they cover the played episodes only. An ESS far below 1 says that the actors' policy and
 the trained one have drifted apart. Contrasts are shown at the end and at the largest cost that every run reached;
-`results.json` also has success at equal cost, the cost of equal success, and the p of collapses.
+`results.json` also has the cost of equal success for every axis, and the p of collapses.
 """

@@ -4,7 +4,7 @@ Place in the flow: outcomes of finished runs → **comparison** → `results.jso
 `report.md`, and the bands that `plots.py` draws.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,8 +44,6 @@ class ComparisonRow:
     final: Interval
     start: Interval
     improvement: Interval
-    at_equal_cost: dict[str, Interval]
-    """Success at the largest budget that every run reached, for each axis except steps."""
     ess_mean: float | None
     ess_min: float | None
     staleness_mean: float | None
@@ -81,29 +79,18 @@ class Band:
 
 def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     """Summarise the outcomes of at least one run, variants in the order of the study."""
-    budgets = {
-        axis: least_budget(outcomes, axis) for axis in measured_axes(outcomes) if axis != "steps"
-    }
+    budgets = {axis: least_budget(outcomes, axis) for axis in AXES if axis != "steps"}
     by_variant = {
         variant.name: sorted(
             (run for run in outcomes if run.variant == variant.name), key=lambda run: run.seed
         )
         for variant in study.variants
     }
-    rows = [_row(runs, budgets) for runs in by_variant.values() if runs]
+    rows = [_row(runs) for runs in by_variant.values() if runs]
     results = contrasts(study.pairs, outcomes, list(budgets), study.primary_axis)
     return Comparison(
         rows, results, budgets, " and ".join(sorted({outcome.measured for outcome in outcomes}))
     )
-
-
-def measured_axes(outcomes: Sequence[RunOutcome]) -> list[str]:
-    """Return the axes that every run has measured: older releases did not count all of them."""
-    return [
-        axis
-        for axis in AXES
-        if all(np.isfinite(getattr(outcome.curve, axis)).all() for outcome in outcomes)
-    ]
 
 
 def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
@@ -125,12 +112,7 @@ def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str
         for outcome in reported
     ]
     for run in runs:
-        # JSON has no NaN: what was not measured is left out.
-        run["curve"] = {
-            name: values.tolist()
-            for name, values in run["curve"].items()
-            if np.isfinite(values).all()
-        }
+        run["curve"] = {name: values.tolist() for name, values in run["curve"].items()}
     return {
         "measured": comparison.measured,
         "level": LEVEL,
@@ -148,7 +130,7 @@ def plot_name(axis: str) -> str:
     return f"success-{axis.replace('_', '-')}.svg"
 
 
-def _row(runs: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonRow:
+def _row(runs: Sequence[RunOutcome]) -> ComparisonRow:
     finals, starts = (
         counts_of([outcome.final for outcome in runs]),
         counts_of([outcome.start for outcome in runs]),
@@ -160,10 +142,6 @@ def _row(runs: Sequence[RunOutcome], budgets: Mapping[str, float]) -> Comparison
         final=success_interval(finals),
         start=success_interval(starts),
         improvement=difference_interval(finals, starts),
-        at_equal_cost={
-            axis: success_interval(counts_at(runs, axis, np.array(budget)))
-            for axis, budget in budgets.items()
-        },
         ess_mean=_mean_known([outcome.ess_mean for outcome in runs]),
         ess_min=min(
             (outcome.ess_min for outcome in runs if outcome.ess_min is not None), default=None

@@ -30,18 +30,6 @@ PLACES = 400
 
 
 @dataclass(frozen=True, slots=True)
-class CostRatio:
-    """What an arm pays for the success that the other arm has at its budget, as a share of that budget.
-
-    None: it does not get there within the budget. `low` and `high` bound it at LEVEL, by bootstrap.
-    """
-
-    ratio: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class EndCost:
     """The cost after which each arm first has the success that both have in the end.
 
@@ -74,8 +62,6 @@ class Contrast:
     """The same by Student's t over the paired seeds; None if they show no spread, as one seed cannot."""
     p: float | None
     """Its p. Those of all contrasts but the primary ones are corrected together, for each axis (Holm)."""
-    cost: CostRatio | None
-    """At the budget; None at the end."""
     end_cost: EndCost | None
     """Along the axis, to what both have in the end; None at the end."""
     collapse_p: float | None
@@ -150,39 +136,16 @@ def _contrast(
         difference_interval(after, before),
         tested := paired_test(after.rates, before.rates),
         None if tested is None else tested.p,
-        None if budget is None else cost_ratio(one, other, axis, budget),
         None if budget is None else end_cost(one, other, axis),
         _collapse_p(one, other) if axis == END else None,
     )
 
 
-def cost_ratio(
-    ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str, budget: float
-) -> CostRatio:
-    """Return the cost at which our mean curve first has the success that theirs has at `budget`, as a share of it.
+def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str) -> EndCost:
+    """Return what both arms spend until they have what both reach.
 
     Each resample draws seeds, the same for both arms, and then every evaluation's episodes again.
     """
-    generator = np.random.default_rng(0)
-    places_P = np.linspace(0.0, budget, PLACES)
-    drawn_RS = generator.integers(0, len(ours), (RESAMPLES, len(ours)))
-    curves_RP = _curves(ours, axis, places_P, drawn_RS, generator)
-    goals_R = _curves(theirs, axis, np.array([budget]), drawn_RS, generator)[:, 0]
-    goal = counts_at(theirs, axis, np.array(budget)).rates.mean()
-    curve_P = counts_at(ours, axis, places_P).rates.mean(0)
-    ratio = _reached(curve_P[None], np.array([goal]))[0]
-    # Sorted, not interpolated: a resample that never gets there has no number.
-    ratios_R = np.sort(_reached(curves_RP, goals_R))
-    low, high = (
-        ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    )
-    return CostRatio(
-        *(float(value) if np.isfinite(value) else None for value in (ratio, low, high))
-    )
-
-
-def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str) -> EndCost:
-    """Return what both arms spend until they have what both reach. Resamples are those of `cost_ratio`."""
     generator = np.random.default_rng(0)
     drawn_RS = generator.integers(0, len(ours), (RESAMPLES, len(ours)))
     arms = (ours, theirs)

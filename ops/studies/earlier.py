@@ -15,7 +15,7 @@ import numpy as np
 
 from horizonrl.common.config.changes import config_changes
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.studies.outcome import AXES, Curve, RunOutcome, Success
+from horizonrl.ops.studies.outcome import Curve, RunOutcome, Success
 from horizonrl.ops.studies.played import Played
 from horizonrl.ops.studies.study import StudyRun, trained
 
@@ -122,15 +122,10 @@ def _by_index(config: Any) -> Any:
 
 def _outcome(run: Mapping[str, Any]) -> RunOutcome:
     kept = {name: value for name, value in run.items() if name not in ORIGIN}
-    curve = {
-        name: np.array(run["curve"].get(name, np.nan * np.ones(len(run["curve"]["steps"]))))
-        for name in AXES
-    }
-    counts = {name: np.array(run["curve"][name]) for name in ("successes", "episodes")}
     kept |= {
         "start": Success(**run["start"]),
         "final": Success(**run["final"]),
-        "curve": Curve(**curve, **counts),
+        "curve": Curve(**{name: np.array(values) for name, values in run["curve"].items()}),
     }
     kept["played"] = tuple(Played(**study_run) for study_run in run.get("played", ()))
     return RunOutcome(**kept)

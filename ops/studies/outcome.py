@@ -49,7 +49,7 @@ class Curve:
     environment_steps: Array
     generated_tokens: Array
     processed_tokens: Array
-    """Prompts, generations and observations; NaN for a run of a release that did not count them."""
+    """Prompts, generations and observations."""
     seconds: Array
     """Time of the RL steps and of waiting for their batches, without evaluations that outlast the last step."""
     successes: Array
@@ -110,14 +110,9 @@ def read_outcome(
     evals = [by_step[step] for step in sorted(by_step)]
     costs = {
         key: np.cumsum([line[key] for line in lines])
-        for key in ("environment_steps", "generated_tokens")
+        for key in ("environment_steps", "generated_tokens", "processed_tokens")
     }
-    costs["processed_tokens"] = np.cumsum(
-        [line.get("processed_tokens", math.nan) for line in lines]
-    )
-    costs["seconds"] = np.cumsum(
-        [line.get("step_s", math.nan) + line.get("wait_s", math.nan) for line in lines]
-    )
+    costs["seconds"] = np.cumsum([line["step_s"] + line["wait_s"] for line in lines])
     if unseen := bool(evals) and at_end is not None and evals[-1]["step"] < lines[-1]["step"]:
         episodes = evals[-1]["episodes"]
         evals.append(

@@ -13,6 +13,7 @@ import numpy as np
 
 from horizonrl.ops.studies.contrasts import END
 from horizonrl.ops.studies.significance import holm, paired_test, student_interval
+from horizonrl.ops.studies.tables import PAIRED
 from horizonrl.ops.terminal.figures import number
 
 SECONDS = "seconds"
@@ -197,6 +198,7 @@ RULES = (
 )
 """Shares of what the runs spent, and of the variance of the returns of all informative groups."""
 TASKS = ("scenario", "task", "n", "before RL, %", "after RL, %", "turns")
+PAIRED_TASKS = ("scenario", "tasks", "RL adds, points", "p")
 
 
 def _rules(results: Results) -> Iterator[list[str]]:
@@ -222,6 +224,21 @@ def _tasks(tables: Results) -> Iterator[list[str]]:
             f"{one['turns_mean']:.1f}, {other['turns_mean']:.1f}",
         ]
         named = one["scenario"]
+
+
+def tables_to_markdown(name: str, tables: Results) -> str:
+    """Return a run's tables as a section of a report, with what RL adds in each scenario."""
+    parts = [f"## The 27 tasks: {name}", _table(TASKS, _tasks(tables))]
+    if paired := tables.get(PAIRED):  # a run of an earlier release has none
+        parts.append(_table(PAIRED_TASKS, map(_paired_tasks, paired)))
+    return "\n\n".join(parts)
+
+
+def _paired_tasks(row: Results) -> Sequence[str]:
+    added = "-" if row["difference"] is None else f"{100 * row['difference']:+.1f}"
+    if row["tested"] is not None:
+        added = _points(row["tested"]["interval"])
+    return row["scenario"], str(row["tasks"]), added, _p(row["p"])
 
 
 PLAYED = [

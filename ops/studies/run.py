@@ -27,10 +27,10 @@ from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.rundir.directory import to_toml
-from horizonrl.ops.studies.comparison import bands, compare, measured_axes, plot_name, to_json
+from horizonrl.ops.studies.comparison import bands, compare, plot_name, to_json
 from horizonrl.ops.studies.earlier import ReportedRun, changes, read_earlier
 from horizonrl.ops.studies.outcome import AXES, RunOutcome, read_outcome
-from horizonrl.ops.studies.report import ReportOptions, results_to_markdown
+from horizonrl.ops.studies.report import ReportOptions, results_to_markdown, tables_to_markdown
 from horizonrl.ops.studies.study import (
     Study,
     StudyRun,
@@ -45,7 +45,6 @@ from horizonrl.ops.studies.tables import (
     require_kept_checkpoint,
     table_commands,
     tables_missing,
-    tables_to_markdown,
 )
 
 RECIPE = "recipe.toml"
@@ -129,19 +128,12 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
             "study learning draws with matplotlib: pip install 'horizonrl[bench]'"
         )
     study, overrides = read_study(request.study), request.overrides
-    settings: Sequence[str] = ()
     if request.phase is not None:
-        study, settings, set_by_phase = study.phase(request.phase)
+        study, set_by_phase = study.phase(request.phase)
         overrides = [*set_by_phase, *overrides]
     seeds, variants = select(study, request.seeds, request.only)
-    in_phase = select(study, (), settings)[1]
-    variants = [variant for variant in variants if variant in in_phase]
-    if not variants:
-        raise ConfigError(
-            f"--only {' '.join(request.only)} matches no variant of phase {request.phase}: {', '.join(settings)}"
-        )
     # All of the phase, not only what was selected: an invalid config is found before hours of training.
-    planned = plan(replace(study, variants=in_phase), request.directory, overrides)
+    planned = plan(study, request.directory, overrides)
     if study.table is not None:
         for study_run in planned:
             require_kept_checkpoint(study_run)
@@ -372,9 +364,7 @@ def _report(
         for study_run in outcomes
         if study_run.tables
     ]
-    plots = [
-        f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in measured_axes(outcomes)
-    ]
+    plots = [f"![success against {name}]({plot_name(axis)})" for axis, name in AXES.items()]
     ends = [f"## Failed: {name}\n\n```\n{lines}\n```" for name, lines in failures.items()]
     share_of = study.primary_axis if study.primary_axis in comparison.budgets else None
     shown = results_to_markdown(results, ReportOptions(share_of=share_of))
@@ -418,7 +408,7 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
         for study_run in study.variants
     }
     order = list(dict.fromkeys(name for _, name in places.values()))
-    for axis in measured_axes(outcomes):
+    for axis in AXES:
         by_variant = bands(outcomes, axis)
         panels: dict[str, dict[str, Any]] = {}
         for variant, (panel, name) in places.items():

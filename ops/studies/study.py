@@ -14,7 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, did_you_mean
@@ -48,22 +49,35 @@ SMALL_OVERRIDES: Overrides = {
 }
 
 
-class PhaseFile(BaseModel):
-    """A part of a study that is run for itself: a screen, a confirmation, a small variant for CI."""
+def _refuse_twice(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) != len(seeds):
+        raise PydanticCustomError("twice", "names one twice")
+    return seeds
+
+
+Seeds = Annotated[
+    list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_refuse_twice)
+]
+
+
+class TomlTable(BaseModel):
+    """A table of the TOML file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+class PhaseFile(TomlTable):
+    """A part of a study that is run for itself: a screen, a confirmation, a small variant for CI."""
+
+    seeds: Seeds
     only: list[str] = []
     """Names or shell patterns of its variants; empty means all."""
     overrides: Overrides = {}
     """Overrides of all its variants, which win over the study's and the variants' own."""
 
 
-class TableFile(BaseModel):
+class TableFile(TomlTable):
     """The paper's 27 tasks, played by each run with its weights before and after RL."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     tasks: Annotated[int, Field(ge=1)]
     """Of each category."""
@@ -74,16 +88,14 @@ class TableFile(BaseModel):
 SMALL_TABLE = TableFile(tasks=1, samples=1)
 
 
-class StudyFile(BaseModel):
+class StudyFile(TomlTable):
     """The TOML file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Name
     recipe: str | list[str] | None = None
     """Paths relative to this file, or names in ops/recipes. Later recipes override earlier ones. A variant that gives a
     `recipe` among its overrides has that one instead."""
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    seeds: Seeds
     primary: tuple[str, str] | None = None
     """The contrast that the study is about, written like one of `contrasts` and tested alone."""
     primary_axis: (
@@ -139,8 +151,8 @@ class Study:
     primary_axis: str | None = None
     table: TableFile | None = None
 
-    def phase(self, name: str) -> tuple["Study", Sequence[str], Sequence[str]]:
-        """Return the study with a phase's seeds, the patterns of its variants, and its overrides.
+    def phase(self, name: str) -> tuple["Study", Sequence[str]]:
+        """Return the study with the seeds and variants of a phase, and the phase's overrides.
 
         Raises ConfigError if the study has no such phase.
         """
@@ -150,7 +162,8 @@ class Study:
         phase = self.phases[name]
         overrides = [f"--{key}={json.dumps(value)}" for key, value in flattened(phase.overrides)]
         table = SMALL_TABLE if name == SMALL and self.table is not None else self.table
-        return replace(self, seeds=phase.seeds, table=table), phase.only, overrides
+        _, variants = select(self, (), phase.only)
+        return replace(self, seeds=phase.seeds, variants=variants, table=table), overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +198,6 @@ def read_study(path_or_name: Path) -> Study:
         raise ConfigError(
             "\n".join(f"{path}: {_explain(problem)}" for problem in error.errors())
         ) from None
-    of_phases = {f"phases.{name}.seeds": phase.seeds for name, phase in file.phases.items()}
-    for folder, seeds in {"seeds": file.seeds, **of_phases}.items():
-        if len(set(seeds)) != len(seeds):
-            raise ConfigError(f"{path}: {folder} names one twice: {seeds}")
     if bool(file.variants) == bool(file.grid):
         raise ConfigError(f"{path}: give either [variants] or [grid], and at least one variant")
     variants = list(_variants(file, path))

@@ -5,7 +5,7 @@ are removed → `results.json`, `report.md`. Both stay in the run's directory, a
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from horizonrl.common.processes import horizonrl_command
 from horizonrl.common.run_dir import CHECKPOINTS, CONFIG
 from horizonrl.learner.records.checkpoint import checkpoint_name
 from horizonrl.ops.evaluation.journal import read_journal
-from horizonrl.ops.evaluation.report import RESULTS, markdown_table, read_results, success
+from horizonrl.ops.evaluation.report import RESULTS, read_results
 from horizonrl.ops.studies.significance import holm, paired_test
 from horizonrl.ops.studies.study import StudyRun, TableFile
-from horizonrl.ops.terminal.figures import number
 
 TABLES = "tables"
 """Folder in a run's directory."""
@@ -113,39 +112,3 @@ def require_kept_checkpoint(run: StudyRun) -> None:
             f"learner.keep_checkpoints is {config.learner.keep_checkpoints}, so that RL removes it: give {needed} or "
             "more, better with one for each interruption, or raise learner.checkpoint_every"
         )
-
-
-HEAD = ("scenario", "task", "n", "before RL", "after RL", "turns before", "turns after")
-PAIRED_HEAD = ("scenario", "tasks", "RL adds, in points", "p after Holm")
-
-
-def tables_to_markdown(name: str, tables: Mapping[str, Any]) -> str:
-    """Return a run's tables side by side, and what RL adds by scenario, as a section of the report."""
-    before, after = (tables[when]["blocks"][0]["rows"] for when in (BEFORE, AFTER))
-    parts = [
-        markdown_table(HEAD, [_cells(one, other) for one, other in zip(before, after, strict=True)])
-    ]
-    if paired := tables.get(PAIRED):  # a run of an earlier release has none
-        parts.append(markdown_table(PAIRED_HEAD, map(_paired_cells, paired), words=1))
-    return "\n\n".join([f"## The 27 tasks: {name}", *parts])
-
-
-def _paired_cells(row: Mapping[str, Any]) -> Sequence[str]:
-    difference, tested = row["difference"], row["tested"]
-    added = "-" if difference is None else f"{100 * difference:+.1f}"
-    if tested is not None:
-        added += " ({low:+.1f} to {high:+.1f})".format(
-            **{end: 100 * at for end, at in tested["interval"].items()}
-        )
-    return row["scenario"], str(row["tasks"]), added, number(row["p"])
-
-
-def _cells(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str]:
-    both = (before, after)
-    return [
-        before["scenario"],
-        before["task"],
-        str(before["episodes"]),
-        *map(success, both),
-        *(number(row["turns_mean"], 1) for row in both),
-    ]

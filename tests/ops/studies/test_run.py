@@ -41,6 +41,7 @@ with journal.open("a") as lines:
         rate = min(1.0, 1e4 * config["rl"]["lr"] * (step + 1) / 10)
         line = dict(phase="rl", step=step + 1, episodes=16, error_share=0.0, success_rate=rate, truncated_share=0.25)
         line |= dict(ess=0.5, staleness_mean=1.0, staleness_max=2, environment_steps=32, generated_tokens=100)
+        line |= dict(processed_tokens=150, step_s=2.0, wait_s=1.0)
         lines.write(json.dumps(line) + "\\n")
         lines.flush()
         if step == 3 and (number := os.environ.get("INTERRUPT")):
@@ -140,7 +141,7 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     )
     assert results["runs"][0]["environment_steps"] == 320
     assert "|`high`−`low` (primary)|updates|" in (out / "report.md").read_text()
-    for axis in ("steps", "environment-steps", "generated-tokens"):
+    for axis in ("steps", "environment-steps", "generated-tokens", "processed-tokens", "seconds"):
         assert (out / f"success-{axis}.svg").read_text().startswith("<?xml")
 
     assert carry_out(place) == 0
@@ -347,5 +348,5 @@ def test_the_selection_narrows_a_phase(place: Path) -> None:
     (place / "study.toml").write_text(PHASED)
     assert carry_out(place, phase="screen") == 0
     assert (place / "out" / "started").read_text().split() == ["low-seed7"]
-    with pytest.raises(ConfigError, match="--only high matches no variant of phase screen: low"):
+    with pytest.raises(ConfigError, match="--only high matches no variant; study rates has low"):
         carry_out(place, phase="screen", only=["high"])

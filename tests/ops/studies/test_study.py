@@ -70,10 +70,10 @@ def test_a_grid_is_the_product_of_its_axes(place: Path) -> None:
             "no two variants differ in 'high' and 'lwo' alone; there are low, high",
         ),
         (STUDY.replace("[0, 1]", "[]"), "seeds: List should have at least 1 item"),
-        (STUDY.replace("[0, 1]", "[0, 0]"), "seeds names one twice: [0, 0]"),
+        (STUDY.replace("[0, 1]", "[0, 0]"), "seeds: names one twice (got [0, 0])"),
         (
             STUDY + "\n[phases.small]\nseeds = [3, 3]\n",
-            "phases.small.seeds names one twice: [3, 3]",
+            "phases.small.seeds: names one twice (got [3, 3])",
         ),
         (STUDY.replace("[variants.high]", "[variants.low]"), "is not TOML"),
         (STUDY.replace("[variants.high]", '[variants."high lr"]'), "variants.high lr"),
