@@ -2,12 +2,30 @@
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
+
+
+def load_choice(
+    key: str, name: str, choices: Mapping[str, str], *parameters: str
+) -> Callable[..., Any]:
+    """Import what a key of the config names: one of our `choices`, or a function of another package.
+
+    Raises ConfigError for an unknown name, and as `load_function` does.
+    """
+    if ":" in name:
+        return load_function(key, name, *parameters)
+    if name not in choices:
+        raise ConfigError(
+            f"{key} is {name!r}: choose {', '.join(choices)}, or MODULE:FUNCTION of an installed package"
+            f"{did_you_mean(name, choices)}"
+        )
+    module, _, function = choices[name].partition(":")
+    return getattr(import_module(module), function)  # type: ignore[no-any-return]
 
 
 def load_function(key: str, path: str, *parameters: str) -> Callable[..., Any]:

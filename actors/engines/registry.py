@@ -5,14 +5,13 @@ fixtures of `tests/contracts/test_policy.py`. An engine of another package needs
 """
 
 from collections.abc import Awaitable, Callable
-from importlib import import_module
 from pathlib import Path
 
 from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
 from horizonrl.common.config.schema import LARGEST_SHARED, ActorSection
 from horizonrl.common.config.training import ModelSection
-from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
+from horizonrl.common.plugins import load_choice
 
 # Names and not classes: importing an engine takes seconds, and needs packages that the others do without.
 ENGINES = {
@@ -52,23 +51,5 @@ async def start_policy(
 
 
 def factory(name: str) -> Callable[[InferenceSettings], Awaitable[Policy]]:
-    """Import an engine's module and return what starts it."""
-    module, colon, function = ENGINES.get(name, name).partition(":")
-    if not colon:
-        raise ConfigError(
-            f"actor.engine is {name!r}, which is not an engine{did_you_mean(name, ENGINES)} Known: "
-            f"{', '.join(ENGINES)}, or MODULE:FUNCTION of an installed package"
-        )
-    try:
-        start: Callable[[InferenceSettings], Awaitable[Policy]] = getattr(
-            import_module(module), function
-        )
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "horizonrl":
-            raise  # ours, and not there: a defect, not something to install
-        raise MissingDependency(
-            f"actor.engine {name!r} needs the package {error.name!r}, which is not installed"
-        ) from error
-    except AttributeError:
-        raise ConfigError(f"actor.engine is {name!r}, but {module} has no {function}") from None
-    return start
+    """Import an engine's module and return what starts it. Raises ConfigError if there is none."""
+    return load_choice("actor.engine", name, ENGINES, "settings")

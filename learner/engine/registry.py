@@ -5,13 +5,11 @@ for it, so a machine needs no package of the others. To add one, write its modul
 contract suite (`tests/contracts/test_engine.py`) runs every name.
 """
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import cast
+from collections.abc import Mapping
 
 from horizonrl.common.config.training import LearnerSection
-from horizonrl.common.errors import ConfigError, did_you_mean
-from horizonrl.common.plugins import load_function
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.plugins import load_choice
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 
 BACKENDS: Mapping[str, str] = {
@@ -26,7 +24,8 @@ SEVERAL_RANKS = frozenset({"deepspeed"})
 
 def require_backend(learner: LearnerSection) -> None:
     """Raise ConfigError unless the backend exists and takes the section's number of ranks."""
-    _require_known(learner.backend)
+    if learner.backend not in BACKENDS:  # ours are imported by the learner alone
+        load_choice("learner.backend", learner.backend, BACKENDS, "settings")
     if learner.ranks * learner.nodes > 1 and learner.backend not in SEVERAL_RANKS:
         raise ConfigError(
             f"learner.ranks is {learner.ranks} and learner.nodes {learner.nodes}, but learner.backend is "
@@ -40,22 +39,5 @@ def make_engine(settings: EngineSettings) -> RankEngine:
 
     Raises ConfigError for an unknown name, MissingDependency if a package of the backend is not installed.
     """
-    _require_known(settings.backend)
-    if settings.backend in BACKENDS:
-        module, _, function = BACKENDS[settings.backend].partition(":")
-        start = cast(
-            Callable[[EngineSettings], RankEngine], getattr(import_module(module), function)
-        )
-    else:
-        start = load_function("learner.backend", settings.backend, "settings")
-    return start(settings)
-
-
-def _require_known(name: str) -> None:
-    if ":" in name:
-        load_function("learner.backend", name, "settings")
-    elif name not in BACKENDS:
-        raise ConfigError(
-            f"learner.backend is {name!r}: choose {', '.join(BACKENDS)}, or MODULE:FUNCTION of an installed package"
-            f"{did_you_mean(name, BACKENDS)}"
-        )
+    start = load_choice("learner.backend", settings.backend, BACKENDS, "settings")
+    return start(settings)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ import pytest
 
 from horizonrl.actors.engines.registry import ENGINES, factory
 from horizonrl.actors.engines.scripted import start
-from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.common.errors import ConfigError
 
 
 def test_every_name_starts_an_engine_and_none_is_imported_for_another() -> None:
@@ -29,23 +29,16 @@ def test_an_engine_of_another_package_is_named_by_module_and_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
+    ("name", "message"),
     [
         (
             "vlm",
-            ConfigError,
-            r"'vlm', which is not an engine; did you mean vllm\? Known: vllm, endpoint, scripted",
+            r"'vlm': choose vllm, endpoint, scripted, or MODULE:FUNCTION .*; did you mean vllm\?",
         ),
-        (
-            "no_such_package:start",
-            MissingDependency,
-            r"needs the package 'no_such_package', which is not installed",
-        ),
-        ("json:begin", ConfigError, r"json has no begin"),
+        ("no_such_package:start", r"this Python has no module 'no_such_package'"),
+        ("json:begin", r"has no function 'begin'"),
     ],
 )
-def test_an_engine_that_cannot_be_had_is_named_with_what_can(
-    name: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+def test_an_engine_that_cannot_be_had_is_named_with_what_can(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         factory(name)
