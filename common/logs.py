@@ -4,12 +4,19 @@ They are JSON unless the output is a terminal. The loggers of vLLM, DeepSpeed an
 """
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
 
+from horizonrl.common.errors import ConfigError
+
+LEVEL = "HORIZONRL_LOG_LEVEL"
+"""The environment variable that says how much is logged."""
+LEVELS = {"info": (logging.INFO, logging.WARNING), "debug": (logging.DEBUG, logging.INFO)}
+"""From which level on HorizonRL and the libraries log."""
 QUIET = (
     "nats",
     "vllm",
@@ -29,7 +36,14 @@ def _says_something(record: logging.LogRecord) -> bool:
 
 
 def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
-    """Send every log of this process to `stream`, with `run` and `role` on each line."""
+    """Send every log of this process to `stream`, with `run` and `role` on each line.
+
+    Raises ConfigError for a level that is not one of LEVELS.
+    """
+    level = os.environ.get(LEVEL, "info")
+    if level not in LEVELS:
+        raise ConfigError(f"{LEVEL} is {level!r}: set it to {' or '.join(LEVELS)}, or unset it")
+    ours, libraries = LEVELS[level]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -56,10 +70,10 @@ def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)
     # `force` removes the root handlers that a library may have installed before.
-    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    # Libraries speak from warnings on, so that the log has one line per event of the run.
+    logging.basicConfig(handlers=[handler], level=ours, force=True)
+    # Libraries say less, so that the log has one line per event of the run.
     for name in QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(libraries)
     logging.getLogger("asyncio").addFilter(_says_something)
     structlog.contextvars.bind_contextvars(run=run, role=role)
 

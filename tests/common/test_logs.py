@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from horizonrl.common.logs import configure_logs, get_logger
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.logs import LEVEL, configure_logs, get_logger
 
 
 @pytest.fixture
@@ -31,3 +32,34 @@ def test_asyncios_remark_on_every_connection_with_tls_is_left_out_and_its_warnin
         ("Executing a task took 1.2 seconds", "warning"),
         ("role_tried", "info"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("level", "events"),
+    [
+        ("info", ["role_tried", "lost"]),
+        ("debug", ["looked_closer", "role_tried", "connected", "lost"]),
+    ],
+)
+def test_a_variable_lets_everybody_say_more(
+    monkeypatch: pytest.MonkeyPatch, level: str, events: list[str]
+) -> None:
+    monkeypatch.setenv(LEVEL, level)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    sink = io.StringIO()
+    configure_logs(run="any", role="actor", stream=sink)
+    get_logger().debug("looked_closer")
+    get_logger().info("role_tried")
+    logging.getLogger("nats").info("connected")
+    logging.getLogger("nats").warning("lost")
+    assert [json.loads(line)["event"] for line in sink.getvalue().splitlines()] == events
+    monkeypatch.delenv(LEVEL)
+    configure_logs(run="any", role="actor", stream=sink)  # for the tests that follow
+
+
+def test_an_unknown_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LEVEL, "verbose")
+    with pytest.raises(
+        ConfigError, match="HORIZONRL_LOG_LEVEL is 'verbose': set it to info or debug"
+    ):
+        configure_logs(run="any", role="actor", stream=io.StringIO())
