@@ -14,8 +14,6 @@ def collecting_rules(config: RunConfig, vocabulary: int) -> Rules:
         max_context_tokens=config.model.max_context_tokens,
         advantage=config.advantage,
         reward=config.reward,
-        loss_weights={env.id: env.loss_weight for env in config.envs},
-        demo_weight=config.rl.demo_weight,
         demos_in_rl=config.rl.demos_per_step > 0,
         temperature=config.rollout.temperature,
     )

@@ -123,8 +123,6 @@ class GaeAdvantage(CriticAdvantage):
 
 class VtraceAdvantage(CriticAdvantage):
     kind: Literal["vtrace"] = "vtrace"
-    cap: AboveZero = 1.0
-    """Upper bound of ρ and c."""
 
 
 class DpoAdvantage(AdvantageSection):

@@ -295,15 +295,6 @@ class RunConfig(RunSchedule, BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _weighs_what_is_there(self) -> Self:
-        if self.rl.demo_weight != 1 and not self.rl.demos_per_step:
-            raise ValueError(
-                f"rl.demo_weight is {self.rl.demo_weight} but rl.demos_per_step is 0: RL clones no demonstrations; "
-                "set demos_per_step, or leave demo_weight out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _every_phase_has_tasks(self) -> Self:
         if self.imitation.steps + self.rl.steps == 0:
             raise ValueError("imitation.steps and rl.steps are both 0: there is nothing to train")

@@ -42,8 +42,6 @@ class EnvSection(Section):
     """Environment, as `horizonrl envs list` shows it."""
     weight: AboveZero = 1.0
     """Relative share of the tickets, exact to a thousandth."""
-    loss_weight: AboveZero = 1.0
-    """Factor of the loss of this environment's episodes."""
     split: Literal["train", "test", "all"] = "train"
     """Tasks to train on. Evaluations always use `test`."""
     categories: tuple[str, ...] = ()
@@ -155,8 +153,6 @@ class RlSection(Section):
     """Steps of linear warm-up at the start of this phase."""
     demos_per_step: Annotated[int, Field(ge=0)] = 0
     """Demonstrations cloned in addition to a step's groups, on average."""
-    demo_weight: AboveZero = 1.0
-    """Factor of the loss of these demonstrations."""
     publish_every: Positive = 1
     """Versions per publication to actors. Above 1, training proceeds in rounds (AgentEvol); raise `max_staleness`
     too."""

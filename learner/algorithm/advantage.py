@@ -122,13 +122,12 @@ def vtrace(
 ) -> tuple[Floats, Floats]:
     """Return the advantages r_k + γ v_{k+1} − V_k and the targets v_k of V-trace (IMPALA, arXiv 1802.01561, eq. 1).
 
-    v_k = V_k + ρ_k δ_k + γ c_k (v_{k+1} − V_{k+1}), ρ = min(ρ̄, w), c = λ min(c̄, w). IMPALA also weighs the
-    advantage with ρ_k; here the loss does so, since its ratio is π/μ.
+    v_k = V_k + ρ_k δ_k + γ c_k (v_{k+1} − V_{k+1}), ρ = min(1, w), c = λ ρ: the bounds ρ̄ and c̄ are 1, as in
+    its experiments. IMPALA also weighs the advantage with ρ_k; here the loss does so, since its ratio is π/μ.
     """
     gamma, targets_K, surplus = settings.discount, np.empty_like(values_K), 0.0
     next_K = np.append(values_K[1:], 0.0)
-    # `cap` is both ρ̄ and c̄, so that c is λρ and one array serves for both.
-    rho_K = np.minimum(ratios_K, settings.cap)
+    rho_K = np.minimum(ratios_K, 1.0)
     for k in reversed(range(len(values_K))):
         delta = rewards_K[k] + gamma * next_K[k] - values_K[k]
         surplus = rho_K[k] * (delta + gamma * settings.trace_decay * surplus)

@@ -36,8 +36,6 @@ class Trace:
     """An expert's episode: it is cloned, and has no behaviour policy."""
     truncated: bool = False
     """Ended by the horizon, the context or the environment's own limit."""
-    weight: float = 1.0
-    """Factor of its loss (`loss_weight` of its environment, `rl.demo_weight`)."""
     states: tuple[str, ...] = ()
     """The state in which each turn of the episode was taken, empty for one without; () if nothing asks for it."""
     episode: int | None = None
@@ -57,7 +55,6 @@ class Trace:
 
 
 LATER: Mapping[str, Callable[[Trace], bool]] = {
-    "weight": lambda trace: trace.weight != 1.0,
     "states": lambda trace: bool(trace.states),
     "episode": lambda trace: trace.episode is not None,
     "rewards_K": lambda trace: trace.episode is not None,
@@ -94,7 +91,6 @@ def traces_of(
     group: int = 0,
     demo: bool = False,
     turn_rewards: Sequence[float] | None = None,
-    weight: float = 1.0,
     with_states: bool = False,
 ) -> list[Trace]:
     """Return a valid episode as one trace per branch that has a trained turn; a linear one is a single trace.
@@ -110,7 +106,6 @@ def traces_of(
             group=group,
             demo=demo,
             truncated=episode.stop.truncated,
-            weight=weight,
             states=tuple(turn.state for turn in episode.turns) if with_states else (),
             episode=None if episode.linear else episode.index,
             rewards_K=np.asarray([] if episode.linear else turn_rewards, np.float32),

@@ -81,7 +81,7 @@ def build_updates(
                     batch.traces[index],
                     made[index],
                     scores[index] if scores else None,
-                    scale * batch.traces[index].weight,
+                    scale,
                 )
                 for index, scale in zip(indices, scales, strict=True)
             ]

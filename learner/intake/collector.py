@@ -61,10 +61,6 @@ class Rules:
     max_context_tokens: int
     advantage: AdvantageSection = field(default_factory=GrpoAdvantage)
     reward: RewardSection = field(default_factory=EnvironmentReward)
-    loss_weights: Mapping[str, float] = field(default_factory=dict)
-    """Factor of an environment's loss, by id; 1 where there is none."""
-    demo_weight: float = 1.0
-    """Factor of a demonstration's loss in RL."""
     demos_in_rl: bool = False
     """Demonstrations are trained together with the groups of RL."""
     temperature: float | None = None
@@ -83,13 +79,6 @@ class Rules:
             model_digest=identity["model"],
             template_digest=identity["template"],
             stop_ids=identity.get("stops", ""),  # an older record has none
-        )
-
-    def weight(self, ticket: Ticket, phase: Phase) -> float:
-        """Return the factor of the loss of a ticket's episodes."""
-        beside = ticket.kind is Kind.DEMO and phase is Phase.RL
-        return self.loss_weights.get(ticket.task.env_id, 1.0) * (
-            self.demo_weight if beside else 1.0
         )
 
     def has_signal(self, group: Group) -> bool:
@@ -352,8 +341,6 @@ class Collector:
         """Return the pending groups as the batch that trains `version`."""
         groups = [group for _, group in self.pending.admitted]
         rewards = batch_rewards(groups, self.rules.reward, self.rules.advantage)
-        # A batch of RL holds groups of RL, whatever demonstrations come with them.
-        phase = Phase.RL if self.pending.count(Phase.RL) else Phase.IMITATION
         traces = [
             trace
             for index, group in enumerate(groups)
@@ -364,7 +351,6 @@ class Collector:
                 group=index,
                 demo=group.ticket.kind is Kind.DEMO,
                 turn_rewards=rewards[index][position],
-                weight=self.rules.weight(group.ticket, phase),
                 with_states=self.rules.advantage.compares_states,
             )
         ]

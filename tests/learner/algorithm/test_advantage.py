@@ -221,7 +221,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
                     math.exp(np.mean([logs[n] for n, (k, _) in enumerate(tokens[e]) if k == turn]))
                     for turn in range(len(R))
                 ]
-                rho = [min(settings.cap, x) for x in w]
+                rho = [min(1.0, x) for x in w]
                 v = [
                     V[k] + sum(
                         gamma ** (j - k) * math.prod(lam * rho[i] for i in range(k, j)) * rho[j] * deltas[j]
@@ -252,7 +252,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
         *({"kind": kind, "credit": "turn", "discount": 0.9} for kind in TURN_CREDIT),
         {"kind": "gae", "level": "token", "discount": 0.95, "kl": 0.1},
         {"kind": "gae", "discount": 0.9, "trace_decay": 0.7},
-        {"kind": "vtrace", "discount": 0.9, "trace_decay": 0.8, "cap": 1.3, "kl": 0.1},
+        {"kind": "vtrace", "discount": 0.9, "trace_decay": 0.8, "kl": 0.1},
         {"kind": "reinforce_pp", "discount": 0.9, "kl": 0.1},
         {"kind": "reinforce_pp_baseline", "credit": "turn", "discount": 0.9, "kl": 0.1},
     ],

@@ -154,33 +154,12 @@ def test_with_a_cost_of_turns_a_shorter_way_to_the_same_reward_is_a_difference()
     )
 
 
-def test_an_environment_and_demonstrations_have_their_weight_in_rl() -> None:
-    rules = replace(RULES, loss_weights={"maze": 3.0}, demo_weight=0.5, demos_in_rl=True)
-    groups = (
-        group_of([1.0], [0.0], env_id="maze"),
-        group_of([1.0], [0.0]),
-        group_of([1.0], kind=Kind.DEMO),
-    )
-    assert [trace.weight for trace in collected(rules, *groups).batch(1).traces] == [
-        3.0,
-        3.0,
-        1.0,
-        1.0,
-        0.5,
-    ]
-    imitation = Collector(rules, TicketAccounts())
-    demo = group_of([1.0], env_id="maze", kind=Kind.DEMO)
-    imitation.consume(
-        Entry(sequence=1, record=demo), LearnerPosition(version=0, phase=Phase.IMITATION)
-    )
-    assert [trace.weight for trace in imitation.batch(0).traces] == [3.0]
-
-
-def test_a_weight_that_is_not_used_leaves_the_digest_of_a_batch_as_it_was() -> None:
-    """The value is that of the release before weights: a run's ledger can still be replayed."""
+def test_what_a_run_does_not_use_leaves_the_digest_of_a_batch_as_it_was() -> None:
+    """The value is that of an early release: a run's ledger can still be replayed."""
     (trace,) = traces_of(make_episode(0, make_turn(), make_turn(reward=1.0)))
     assert Batch((trace,), 0).digest() == "f61bf92649b4d71d0d4709ab09a1419e"
-    assert Batch((replace(trace, weight=2.0),), 0).digest() != Batch((trace,), 0).digest()
+    stated = replace(trace, states=("a", "b"))
+    assert Batch((stated,), 0).digest() != Batch((trace,), 0).digest()
 
 
 def test_a_trace_has_the_states_of_its_turns_where_the_advantage_asks_for_them() -> None:
@@ -236,7 +215,6 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
             ["--advantage.kind=return", "--reference.kl=0.1", "--reference.place=reward"],
             "without end, and reference.kl with place reward may make a return negative",
         ),
-        (["--rl.demo_weight=0.5"], "set demos_per_step"),
         (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),
         (["--loss.kl_max=0.1"], "a batch makes a single update"),
         (

@@ -264,18 +264,6 @@ def test_a_shuffled_epoch_is_a_partition_of_its_own_that_follows_from_seed_and_v
     assert any(groups(seed + other) != made for other in range(1, 4))
 
 
-def test_a_weight_multiplies_the_loss_of_its_episodes_alone() -> None:
-    batch = make_groups(0, groups=2, group_size=2, prompt=4)
-    weighted = replace(
-        batch,
-        traces=tuple(replace(t, weight=1.0 + 2 * (i < 2)) for i, t in enumerate(batch.traces)),
-    )
-    (plain,), (heavy,) = (build_updates(each, None, Objective(), 64) for each in (batch, weighted))
-    assert [h.scale / p.scale for h, p in zip(heavy, plain, strict=True)] == pytest.approx(
-        [3, 3, 1, 1]
-    )
-
-
 def test_while_the_critic_warms_up_the_policy_has_no_gradient() -> None:
     logprobs_N, values_N = torch.tensor(
         [[-1.0, -2.0], [0.3, -0.1]], dtype=torch.float64

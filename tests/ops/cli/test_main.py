@@ -170,7 +170,7 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["train", "laptpo"], "did you mean laptop?"),
         (
             ["train", "--rl.max_stalenes", "3"],
-            "did you mean rl.max_staleness? Known keys: demo_weight, demos_per_step, ",
+            "did you mean rl.max_staleness? Known keys: demos_per_step, ",
         ),
         (
             ["train", "--rl.threads", "3"],

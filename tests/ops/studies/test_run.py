@@ -178,7 +178,7 @@ def test_the_runs_of_another_machine_are_reported_beside_its_own(
     older = json.loads(elsewhere.read_text())
     for config in older["configs"].values():
         for env in config["envs"]:
-            del env["loss_weight"]
+            del env["step_timeout_s"]
     elsewhere.write_text(json.dumps(older))
     assert carry_out(place, earlier=[elsewhere], report_only=True) == 0
     with pytest.raises(
