@@ -6,12 +6,10 @@ with 3 replicas, a message is confirmed when two of three servers have it.
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from typing import Literal
 
 from horizonrl.broker.connect import connected
@@ -38,12 +36,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
     """Yield a case per size of message, in which every setting publishes in turns."""
     numbers = count()
     async with AsyncExitStack() as stack:
-        directory = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-"))
-        )
         brokers: dict[str, BrokerSection] = {}
         for durability, replicas in SETTINGS:
-            folder = directory / f"{durability}-{replicas}"
+            folder = request.scratch / f"{durability}-{replicas}"
             server: EmbeddedCluster | EmbeddedServer
             if replicas > 1:
                 server = await stack.enter_async_context(EmbeddedCluster(folder, durability))

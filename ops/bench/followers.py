@@ -6,11 +6,11 @@ bytes are counted by the server.
 
 import asyncio
 import json
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,22 @@ async def cases(request: Request) -> AsyncIterator[Case]:
     """Yield the one case."""
     followers = SMALL_FOLLOWERS if request.small else FOLLOWERS
     hosts = followers // (SMALL_PER_HOST if request.small else PER_HOST)
+    send = partial(_send_second, request.scratch, count(), followers)
     sides = {
-        "ours": partial(_second_version, followers, hosts, whole=False),
-        "a copy per follower": partial(_second_version, followers, followers, whole=False),
-        "whole frames": partial(_second_version, followers, followers, whole=True),
+        "ours": partial(send, hosts, whole=False),
+        "a copy per follower": partial(send, followers, whole=False),
+        "whole frames": partial(send, followers, whole=True),
     }
     warm_up()
     yield Case(f"one version to {followers} followers on {hosts} hosts", sides, rounds=1)
 
 
-async def _second_version(followers: int, hosts: int, whole: bool) -> Mapping[str, float]:
+async def _send_second(
+    scratch: Path, numbers: Iterator[int], followers: int, hosts: int, whole: bool
+) -> Mapping[str, float]:
     """Return what a version costs after the first one, which is a whole frame for everybody."""
+    folder = scratch / str(next(numbers))
     async with AsyncExitStack() as opened:
-        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-")))
         server = await opened.enter_async_context(EmbeddedServer(folder / "nats"))
         broker = BrokerSection(url=server.url)
         controller = await opened.enter_async_context(
@@ -64,7 +67,7 @@ async def _second_version(followers: int, hosts: int, whole: bool) -> Mapping[st
         copies = []
         for number in range(followers):
             directory = folder / f"host-{number % hosts}"
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
             transport = await opened.enter_async_context(connected("followers", broker, Role.ACTOR))
             copies.append(Shadow(transport, directory, Metrics()))
         publisher = WeightsPublisher(

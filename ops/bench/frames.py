@@ -29,7 +29,7 @@ GROUP = 4
 NEW_TOKENS = 24
 
 
-def made_frames(
+def make_frames(
     model_dir: Path, directory: Path, threads: int = 1
 ) -> list[tuple[float, Path, Path]]:
     """Return for each rate the weights before and after a step at it, from `directory` if they are there already."""
@@ -45,7 +45,7 @@ def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
         EngineSettings(model_dir, backend="torch", threads=threads, weight_decay=0.01)
     )
     try:
-        batches = list(sampled_batches(model_dir, BATCHES))
+        batches = list(sample_batches(model_dir, BATCHES))
         for step, rate in enumerate((*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)):
             if step == WARM_UP_STEPS:
                 engine.write_weights(frames[0])
@@ -56,7 +56,7 @@ def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
         engine.close()
 
 
-def sampled_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> Iterator[Batch]:
+def sample_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> Iterator[Batch]:
     """Sample a batch per step with the model itself; the reward of an answer is the share of distinct ids in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

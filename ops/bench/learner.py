@@ -6,7 +6,6 @@ padded rows of similar length, the fast causal kernel, and logits at trained tok
 `GRPOTrainer` and its loss. Rates count every token of every episode, whether or not it is read once for many.
 """
 
-import tempfile
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import import_module
@@ -42,19 +41,17 @@ async def cases(request: Request) -> AsyncIterator[Case]:
         ),
         f"learner step, {turns} turns": make_batch(1, turns=turns, generated=8, observed=16),
     }
-    with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as name:
-        directory = Path(name)
-        model_dir = request.model_dir(directory)
-        for what, batch in batches.items():
-            steps = {
-                "ours": our_step(model_dir, batch),
-                BARE: bare_step(model_dir, batch),
-                TRL: trl_step(model_dir, batch, directory),
-            }
-            tokens = sum(len(trace.ids_L) for trace in batch.traces)
-            sides = {side: rate("tokens/s", tokens, step) for side, step in steps.items()}
-            # The first round allocates and compiles kernels.
-            yield Case(what, sides, dict.fromkeys((BARE, TRL), GOAL), warms_up=True)
+    model_dir = request.model_dir()
+    for what, batch in batches.items():
+        steps = {
+            "ours": our_step(model_dir, batch),
+            BARE: bare_step(model_dir, batch),
+            TRL: trl_step(model_dir, batch, request.scratch),
+        }
+        tokens = sum(len(trace.ids_L) for trace in batch.traces)
+        sides = {side: rate("tokens/s", tokens, step) for side, step in steps.items()}
+        # The first round allocates and compiles kernels.
+        yield Case(what, sides, dict.fromkeys((BARE, TRL), GOAL), warms_up=True)
 
 
 def make_batch(groups: int, turns: int, generated: int, observed: int, seed: int = 0) -> Batch:
@@ -110,11 +107,10 @@ def bare_step(model_dir: Path, batch: Batch) -> Step:
     import torch
     from torch.nn.functional import log_softmax
 
-    model = _loaded(model_dir)
-    update = _Masters(model)
+    model = _load(model_dir)
     tokens = sum(trace.trained_tokens for trace in batch.traces)
 
-    def loss_of(traces: Sequence[Trace]) -> Any:
+    def measure_loss(traces: Sequence[Trace]) -> Any:
         width = max(len(trace.ids_L) for trace in traces)
         ids_BT, mask_BT = (
             torch.zeros(len(traces), width, dtype=torch.int64),
@@ -136,12 +132,7 @@ def bare_step(model_dir: Path, batch: Batch) -> Step:
         clipped_N = ratio_N.clamp(1 - _CLIP_LOW, 1 + _CLIP_HIGH)
         return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N).sum() / tokens
 
-    def step() -> None:
-        for traces in _rectangles(batch):
-            update.add(loss_of(traces))
-        update.step()
-
-    return step
+    return _make_step(model, batch, measure_loss)
 
 
 def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
@@ -152,7 +143,7 @@ def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
     trl: Any = import_module("trl")
 
     Dataset: Any = import_module("datasets").Dataset
-    model = _loaded(model_dir)
+    model = _load(model_dir)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer: Any = trl.GRPOTrainer(
@@ -172,10 +163,9 @@ def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
         )
     trainer.model.eval()
     trainer.current_gradient_accumulation_steps = 1
-    update = _Masters(model)
     total = torch.tensor(float(sum(trace.trained_tokens for trace in batch.traces)))
 
-    def loss_of(traces: Sequence[Trace]) -> Any:
+    def measure_loss(traces: Sequence[Trace]) -> Any:
         width = max(len(trace.ids_L) for trace in traces) - PROMPT_TOKENS
         columns = {
             name: torch.zeros(len(traces), width) for name in ("ids", "mask", "trained", "old")
@@ -206,9 +196,16 @@ def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
             },
         )
 
+    return _make_step(model, batch, measure_loss)
+
+
+def _make_step(model: Any, batch: Batch, measure_loss: Callable[[Sequence[Trace]], Any]) -> Step:
+    """Return a step that adds up the gradients of all rectangles, then updates."""
+    update = _Masters(model)
+
     def step() -> None:
         for traces in _rectangles(batch):
-            update.add(loss_of(traces))
+            update.add(measure_loss(traces))
         update.step()
 
     return step
@@ -225,7 +222,7 @@ def _rectangles(batch: Batch) -> list[list[Trace]]:
     return made
 
 
-def _loaded(model_dir: Path) -> Any:
+def _load(model_dir: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -4,7 +4,6 @@ One process, one thread, the backend `torch`: its resident memory before the eng
 of one episode of each length. `learner.micro_batch_tokens` is the longest of them, the least that it can be.
 """
 
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -25,18 +24,18 @@ async def cases(request: Request) -> AsyncIterator[Case]:
     from horizonrl.learner.engine.registry import make_engine
 
     lengths = SMALL_LENGTHS if request.small else LENGTHS
-    with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as directory:
-        model_dir = request.model_dir(Path(directory), tiny=True)
-        yield Case("learner before the engine", {"ours": _resident}, rounds=1)
-        settings = EngineSettings(model_dir, backend="torch", micro_batch_tokens=max(lengths))
-        engine = make_engine(settings)
-        yield Case("learner with the engine", {"ours": _resident}, rounds=1)
-        # The first step makes what stays: compiled kernels, and the pages of the optimizer's state.
-        engine.train_step(episode(256), RATE)
-        for tokens in lengths:
-            step = _step(lambda batch: engine.train_step(batch, RATE), episode(tokens))
-            yield Case(f"learner step of an episode of {tokens:,} tokens", {"ours": step}, rounds=1)
-        engine.close()
+    model_dir = request.model_dir(tiny=True)
+    yield Case("learner before the engine", {"ours": _resident}, rounds=1)
+    engine = make_engine(
+        EngineSettings(model_dir, backend="torch", micro_batch_tokens=max(lengths))
+    )
+    yield Case("learner with the engine", {"ours": _resident}, rounds=1)
+    # The first step makes what stays: compiled kernels, and the pages of the optimizer's state.
+    engine.train_step(episode(256), RATE)
+    for tokens in lengths:
+        step = _step(lambda batch: engine.train_step(batch, RATE), episode(tokens))
+        yield Case(f"learner step of an episode of {tokens:,} tokens", {"ours": step}, rounds=1)
+    engine.close()
 
 
 async def _resident() -> Mapping[str, float]:

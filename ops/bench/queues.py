@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import socket
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count, islice
@@ -66,12 +65,9 @@ async def cases(request: Request) -> AsyncIterator[Case]:
             del ways[peer]
     numbers = count()
     async with contextlib.AsyncExitStack() as stack:
-        directory = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="horizonrl-bench-"))
-        )
         sides = {}
         for index, (name, way) in enumerate(ways.items()):
-            carry = await stack.enter_async_context(way(directory / str(index)))
+            carry = await stack.enter_async_context(way(request.scratch / str(index)))
             sides[name] = _side(carry, numbers, SMALL_GROUPS if request.small else GROUPS)
         goals = {peer: goal for peer, (_, goal) in PEERS.items() if goal is not None}
         yield Case("groups through the broker", sides, goals)

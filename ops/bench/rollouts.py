@@ -4,9 +4,7 @@ In each round our actor plays N episodes of TextCraft at once, and vLLM, started
 as many tokens for each of the same prompts. Ours also runs the environment, renders and decodes; vLLM does not.
 """
 
-import tempfile
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from horizonrl.ops.bench.case import Case, Request
@@ -22,15 +20,14 @@ async def cases(request: Request) -> AsyncIterator[Case]:
     """Yield a case per number of episodes that are played at once."""
     sizes = SMALL_EPISODES if request.small else EPISODES
     kv_cache_mib = SMALL_KV_CACHE_MIB if request.small else KV_CACHE_MIB
-    with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as directory:
-        model_dir = request.model_dir(Path(directory))
-        words = [str(word) for word in (model_dir, CONTEXT_TOKENS, max(sizes), kv_cache_mib)]
-        async with (
-            program("horizonrl.ops.bench.our_rollouts", *words) as ours,
-            program("horizonrl.ops.bench.bare_vllm", *words) as bare,
-        ):
-            for episodes in sizes:
-                yield _case(ours, bare, episodes)
+    engine = (request.model_dir(), CONTEXT_TOKENS, max(sizes), kv_cache_mib)
+    words = list(map(str, engine))
+    async with (
+        program("horizonrl.ops.bench.our_rollouts", *words) as ours,
+        program("horizonrl.ops.bench.bare_vllm", *words) as bare,
+    ):
+        for episodes in sizes:
+            yield _case(ours, bare, episodes)
 
 
 def _case(ours: Program, bare: Program, episodes: int) -> Case:

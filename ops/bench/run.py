@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
@@ -92,15 +93,16 @@ def measure_group(name: str, module: str, request: Request) -> Measured:
     cases: Cases = import_module(module).cases
     rows: list[Facts] = []
 
-    async def measure_all() -> None:
-        async for case in cases(request):
+    async def measure_all(scratch: str) -> None:
+        async for case in cases(replace(request, scratch=Path(scratch))):
             try:
                 rows.extend(row.facts for row in await measure(case, request))
             except HorizonError as error:
                 request.absent[case.what] = error
 
     try:
-        uvloop.run(measure_all())
+        with TemporaryDirectory(prefix="horizonrl-bench-") as scratch:
+            uvloop.run(measure_all(scratch))
     except HorizonError as error:
         # One group that lacks something must not cost the others, which take minutes.
         request.absent[name] = error

@@ -6,7 +6,6 @@ first step is announced.
 """
 
 import asyncio
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -44,7 +43,6 @@ from horizonrl.ops.bench.rollouts import CONTEXT_TOKENS
 RECIPE = """\
 [run]
 name = "start"
-root = "{directory}/runs"
 
 [model]
 name = "{model}"
@@ -82,27 +80,21 @@ Done = Callable[[Transport], Awaitable[bool]]
 
 async def cases(request: Request) -> AsyncIterator[Case]:
     """Yield a case per role."""
-    with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as name:
-        directory = Path(name)
-        model_dir = request.model_dir(directory)
-        kv_cache_mib = SMALL_KV_CACHE_MIB if request.small else KV_CACHE_MIB
-        recipe = directory / "recipe.toml"
-        text = RECIPE.format(
-            directory=directory, model=model_dir, context=CONTEXT_TOKENS, kv_cache_mib=kv_cache_mib
-        )
-        recipe.write_text(text, encoding="utf-8")
-        start = partial(_start, recipe, model_dir, count())
-        words = [str(word) for word in (model_dir, CONTEXT_TOKENS, SLOTS, kv_cache_mib)]
-        actor: dict[str, Side] = {
-            "ours": partial(start, "actor", _leased),
-            BARE: partial(_start_bare, words),
-            GOAL: constant("s", ACTOR_GOAL_S),
-        }
-        yield Case("actor start to first ticket", actor, {BARE: 1.0, GOAL: 1.0})
-        yield Case("learner start to first step", {"ours": partial(start, "learner", _stepped)})
-        yield Case(
-            "controller start to first ticket", {"ours": partial(start, "controller", _issued)}
-        )
+    model_dir = request.model_dir()
+    kv_cache_mib = SMALL_KV_CACHE_MIB if request.small else KV_CACHE_MIB
+    recipe = request.scratch / "recipe.toml"
+    text = RECIPE.format(model=model_dir, context=CONTEXT_TOKENS, kv_cache_mib=kv_cache_mib)
+    recipe.write_text(text, encoding="utf-8")
+    start = partial(_start, recipe, model_dir, count())
+    engine = (model_dir, CONTEXT_TOKENS, SLOTS, kv_cache_mib)
+    actor: dict[str, Side] = {
+        "ours": partial(start, "actor", _has_leased),
+        BARE: partial(_start_bare, list(map(str, engine))),
+        GOAL: constant("s", ACTOR_GOAL_S),
+    }
+    yield Case("actor start to first ticket", actor, {BARE: 1.0, GOAL: 1.0})
+    yield Case("learner start to first step", {"ours": partial(start, "learner", _has_stepped)})
+    yield Case("controller start to first ticket", {"ours": partial(start, "controller", _issues)})
 
 
 async def _start_bare(words: Sequence[str]) -> Mapping[str, float]:
@@ -134,17 +126,17 @@ async def _start(
                 return {"s": seconds, "MiB": resident_mib(process.pid)}
 
 
-async def _leased(transport: Transport) -> bool:
+async def _has_leased(transport: Transport) -> bool:
     queue = await transport.queue()
     return queue.leased > 0 or queue.floor > 0  # a tiny model has played it before anyone looks
 
 
-async def _stepped(transport: Transport) -> bool:
+async def _has_stepped(transport: Transport) -> bool:
     progress = await StateStore(transport).get(Key.PROGRESS)
     return isinstance(progress, Progress) and progress.step > 0
 
 
-async def _issued(transport: Transport) -> bool:
+async def _issues(transport: Transport) -> bool:
     return await TicketQueue(transport).count_issued(Kind.TRAIN) > 1
 
 

@@ -1,6 +1,5 @@
 """What a version costs to send as changes, against the whole file, its entropy, and other forms."""
 
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -13,7 +12,7 @@ from horizonrl.broker.weights.changes import read_layout, warm_up
 from horizonrl.common.errors import RunFailed, WeightsRejected
 from horizonrl.ops.bench.case import Case, Request, Side, constant, require
 from horizonrl.ops.bench.forms import FORMS, Form, Words
-from horizonrl.ops.bench.frames import made_frames
+from horizonrl.ops.bench.frames import make_frames
 from horizonrl.ops.models.models import DEFAULT_CACHE, SMOLLM2
 
 FRAMES = DEFAULT_CACHE.parent / "bench-weights"
@@ -23,13 +22,11 @@ FRAMES = DEFAULT_CACHE.parent / "bench-weights"
 async def cases(request: Request) -> AsyncIterator[Case]:
     """Yield a case per learning rate."""
     require("torch", "zstandard")
-    with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as name:
-        scratch = Path(name)
-        kept = FRAMES.expanduser() / (request.model or SMOLLM2).replace("/", "--")
-        pairs = made_frames(request.model_dir(scratch), scratch if request.small else kept)
-        warm_up()
-        for lr, *paths in pairs:
-            yield compare(f"a version at a learning rate of {lr:g}", *map(read_image, paths))
+    kept = FRAMES.expanduser() / (request.model or SMOLLM2).replace("/", "--")
+    pairs = make_frames(request.model_dir(), request.scratch if request.small else kept)
+    warm_up()
+    for lr, *paths in pairs:
+        yield compare(f"a version at a learning rate of {lr:g}", *map(read_image, paths))
 
 
 def compare(what: str, old: Words, new: Words) -> Case:

@@ -41,7 +41,7 @@ from horizonrl.learner.engine.api import Engine, EngineSettings
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights import WeightsPublisher
-from horizonrl.ops.bench.frames import sampled_batches
+from horizonrl.ops.bench.frames import sample_batches
 from horizonrl.ops.models.models import SMOLLM2, resolve_model
 
 RUN = "travel"
@@ -231,7 +231,7 @@ async def _travel(
             followers["engine"].model_dir = model_dir
         async with connected(RUN, BrokerSection(url=server.url), Role.CONTROLLER) as transport:
             learner = Learner(
-                engine, sampled_batches(model_dir, VERSIONS, groups=1), transport, files / "weights"
+                engine, sample_batches(model_dir, VERSIONS, groups=1), transport, files / "weights"
             )
             try:
                 # Held here, or the next process would remove what a killed one has left, and begin anew.

@@ -9,7 +9,7 @@ import pytest
 from horizonrl.common.errors import RunFailed, WeightsRejected
 from horizonrl.ops.bench.case import Request, measure
 from horizonrl.ops.bench.forms import FORMS, Form
-from horizonrl.ops.bench.frames import made_frames
+from horizonrl.ops.bench.frames import make_frames
 from horizonrl.ops.bench.weights import compare, entropy_bytes, read_image, send
 from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.broker.weights.test_changes import pair, trained
@@ -18,13 +18,13 @@ from tests.broker.weights.test_changes import pair, trained
 @pytest.mark.process
 def test_frames_are_trained_once_and_each_rate_changes_more(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
-    made = made_frames(model, tmp_path / "frames")
+    made = make_frames(model, tmp_path / "frames")
     shares = []
     for _, old, new in made:
         before, after = (np.fromfile(path, np.uint16) for path in (old, new))
         shares.append((before != after).mean())
     assert shares == sorted(shares) and shares[0] > 0
-    assert made_frames(tmp_path / "no model", tmp_path / "frames") == made
+    assert make_frames(tmp_path / "no model", tmp_path / "frames") == made
 
 
 def test_every_form_is_exact_and_ours_is_near_the_entropy() -> None:
