@@ -4,8 +4,9 @@ import argparse
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from horizonrl.common.errors import ConfigError, did_you_mean
 
@@ -20,6 +21,7 @@ SETTING_OF_ROLE = (
 )
 SHOWING = "`horizonrl config [RECIPE...]` prints all values; `horizonrl config --explain KEY` explains a key."
 
+T = TypeVar("T")
 Execute = Callable[[argparse.Namespace, list[str]], int]
 """Runs a command with its arguments and the overrides of the config; returns the exit code."""
 
@@ -79,14 +81,39 @@ class Commands:
         )
 
 
+def option(
+    command: "argparse._ActionsContainer", name: str, metavar: str, text: str, **rest: Any
+) -> None:
+    """Declare an option that takes a value, or a word without dashes; `text` is its help."""
+    command.add_argument(name, metavar=metavar, help=text, **rest)
+
+
+def switch(command: "argparse._ActionsContainer", name: str, text: str, **rest: Any) -> None:
+    """Declare an option without a value."""
+    command.add_argument(name, action="store_true", help=text, **rest)
+
+
 def add_recipes(command: CommandParser) -> None:
-    command.add_argument(
-        "recipes",
-        nargs="*",
-        type=Path,
-        metavar="RECIPE",
-        help="a TOML file, or a name that `horizonrl recipes` lists; later recipes override earlier ones",
+    text = (
+        "a TOML file, or a name that `horizonrl recipes` lists; later recipes override earlier ones"
     )
+    option(command, "recipes", "RECIPE", text, nargs="*", type=Path)
+
+
+def add_run_dir(command: CommandParser, text: str | None = None) -> None:
+    command.add_argument("run_dir", type=Path, metavar="RUN_DIR", help=text)
+
+
+def add_json(command: CommandParser, what: str) -> None:
+    option(
+        command, "--json", "FILE", f"write the {what} to a file", dest="json_file", type=new_file
+    )
+
+
+def make_request(kind: type[T], arguments: argparse.Namespace, **rest: Any) -> T:
+    """Return what a command was asked for: the fields of `kind` that the command line has, and the rest."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in vars(arguments).items() if name in names}, **rest)
 
 
 def bounded(least: float, most: float = math.inf) -> Callable[[str], float]:

@@ -61,7 +61,7 @@ Command = Callable[[Path], Sequence[str]]
 class StudyRequest:
     """The command line of a study."""
 
-    study: Path
+    file: Path
     directory: Path
     seeds: Sequence[int] = ()
     """The seeds to run; empty means all of the study's."""
@@ -76,7 +76,7 @@ class StudyRequest:
 
     def __str__(self) -> str:
         """Return the command as the results record it: with DIR for the directory, which is this machine's own."""
-        words = ["horizonrl", "study", "learning", str(self.study), "--directory", "DIR"]
+        words = ["horizonrl", "study", "learning", str(self.file), "--directory", "DIR"]
         words += ["--phase", self.phase] if self.phase else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
         words += ["--only", *self.only] if self.only else []
@@ -127,7 +127,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
         raise MissingDependency(
             "study learning draws with matplotlib: pip install 'horizonrl[bench]'"
         )
-    study, overrides = read_study(request.study), request.overrides
+    study, overrides = read_study(request.file), request.overrides
     if request.phase is not None:
         study, set_by_phase = study.phase(request.phase)
         overrides = [*set_by_phase, *overrides]

@@ -3,7 +3,16 @@
 import argparse
 from pathlib import Path
 
-from horizonrl.ops.cli.help import CommandParser, Commands, integers, new_file
+from horizonrl.ops.cli.help import (
+    Commands,
+    add_json,
+    add_run_dir,
+    integers,
+    make_request,
+    new_file,
+    option,
+    switch,
+)
 
 TITLE = "Measure"
 
@@ -32,88 +41,65 @@ def _no_name(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _add_bench(commands: Commands) -> None:
     description = "Measure HorizonRL's speed and memory beside what you would pick instead."
     bench = commands.add("bench", description, _bench, overrides=False)
-    bench.add_argument(
-        "rows",
-        nargs="*",
-        metavar="ROWS",
-        help="learner, rollouts, queues, starts (by default these four), gateway, durability, weights, "
-        "followers, memory, envs, or envs:ID for one environment",
+    text = (
+        "learner, rollouts, queues, starts (by default these four), gateway, durability, weights, "
+        "followers, memory, envs, or envs:ID for one environment"
     )
-    bench.add_argument(
-        "--small", action="store_true", help="seconds instead of minutes, to see that it works"
-    )
-    bench.add_argument("--model", metavar="NAME", help="SmolLM2 by default, for memory a tiny one")
-    _add_json(bench)
+    option(bench, "rows", "ROWS", text, nargs="*")
+    switch(bench, "--small", "seconds instead of minutes, to see that it works")
+    option(bench, "--model", "NAME", "SmolLM2 by default, for memory a tiny one")
+    add_json(bench, "result")
 
 
 def _add_learning(studies: Commands) -> None:
     description = "Train a study's variants under its seeds; compare them."
     learning = studies.add("learning", description, _learning, keys=True)
     # Not `study`, which names the command.
-    learning.add_argument(
-        "file", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies"
-    )
-    learning.add_argument(
+    option(learning, "file", "STUDY", "a TOML file, or a name in ops/recipes/studies", type=Path)
+    option(
+        learning,
         "--directory",
+        "DIR",
+        "the study's runs; a study in DIR is resumed",
         type=Path,
         required=True,
-        metavar="DIR",
-        help="the study's runs; a study in DIR is resumed",
     )
-    learning.add_argument(
-        "--phase", metavar="NAME", help="a phase of the study, such as screen, confirm or small"
-    )
-    learning.add_argument(
-        "--seeds", type=integers, default=(), metavar="N,N", help="only these of the study's seeds"
-    )
-    learning.add_argument(
+    option(learning, "--phase", "NAME", "a phase of the study, such as screen, confirm or small")
+    option(learning, "--seeds", "N,N", "only these of the study's seeds", type=integers, default=())
+    option(
+        learning,
         "--only",
+        "VARIANT",
+        "only these variants; ppo-* matches several",
         nargs="+",
         default=(),
-        metavar="VARIANT",
-        help="only these variants; ppo-* matches several",
     )
-    learning.add_argument(
-        "--report-only", action="store_true", help="train nothing; report the runs that finished"
-    )
-    learning.add_argument(
+    switch(learning, "--report-only", "train nothing; report the runs that finished")
+    option(
+        learning,
         "--with",
+        "FILE",
+        "a results.json of another machine, sitting or study: runs of the same config are not trained again",
         dest="earlier",
         nargs="+",
         type=Path,
         default=(),
-        metavar="FILE",
-        help="a results.json of another machine, sitting or study: runs of the same config are not trained again",
     )
 
 
 def _add_sampling(studies: Commands) -> None:
     description = "What other ways of sampling groups would have cost some runs."
     sampling = studies.add("sampling", description, _sampling, overrides=False)
-    sampling.add_argument(
-        "run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="runs with their episodes"
-    )
-    _add_json(sampling)
+    option(sampling, "run_dirs", "RUN_DIR", "runs with their episodes", nargs="+", type=Path)
+    add_json(sampling, "result")
 
 
 def _add_timeline(studies: Commands) -> None:
     description = "Show where each second of a finished run went, by role."
     timeline = studies.add("timeline", description, _timeline, overrides=False)
-    timeline.add_argument(
-        "run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run of `horizonrl train`"
-    )
-    timeline.add_argument(
-        "--svg",
-        dest="svg_file",
-        type=new_file,
-        metavar="FILE",
-        help="draw it, one lane for each role",
-    )
-
-
-def _add_json(command: CommandParser) -> None:
-    command.add_argument(
-        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file"
+    add_run_dir(timeline, "the directory of a run of `horizonrl train`")
+    option(
+        timeline, "--svg", "FILE", "draw it, one lane for each role", dest="svg_file", type=new_file
     )
 
 
@@ -127,17 +113,7 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.studies.run import StudyRequest, run
 
-    request = StudyRequest(
-        study=arguments.file,
-        directory=arguments.directory,
-        seeds=arguments.seeds,
-        only=arguments.only,
-        phase=arguments.phase,
-        report_only=arguments.report_only,
-        earlier=arguments.earlier,
-        overrides=overrides,
-    )
-    return run(request)
+    return run(make_request(StudyRequest, arguments, overrides=overrides))
 
 
 def _sampling(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -4,7 +4,16 @@ import argparse
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.cli.help import Commands, bounded, new_file
+from horizonrl.ops.cli.help import (
+    Commands,
+    add_json,
+    add_run_dir,
+    bounded,
+    make_request,
+    new_file,
+    option,
+    switch,
+)
 
 TITLE = "Watch and inspect"
 
@@ -14,10 +23,8 @@ def add(commands: Commands) -> None:
     _add_report(commands)
     description = "Send a run's metrics to TensorBoard, Weights & Biases or trackio. Set which one with --tracker.kind."
     track = commands.add("track", description, _track)
-    track.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    track.add_argument(
-        "--follow", action="store_true", help="keep going until SIGTERM, as a running learner does"
-    )
+    add_run_dir(track)
+    switch(track, "--follow", "keep going until SIGTERM, as a running learner does")
     _add_lineage(commands)
     _add_replay(commands)
 
@@ -29,34 +36,23 @@ def _add_status(commands: Commands) -> None:
         "Reads a run directory, or the broker of a run elsewhere.",
         _status,
     )
-    status.add_argument(
+    option(
+        status,
         "places",
+        "RUN_DIR",
+        "the run directory; for a run elsewhere, its recipes",
         nargs="*",
         type=Path,
-        metavar="RUN_DIR",
-        help="the run directory; for a run elsewhere, its recipes",
     )
-    status.add_argument("--run", metavar="NAME", help="name of a run on the broker at --broker.url")
-    status.add_argument("--watch", action="store_true", help="keep going until Ctrl-C")
-    status.add_argument(
-        "--json",
-        dest="as_json",
-        action="store_true",
-        help="print JSON; with --watch, a line per look",
-    )
+    option(status, "--run", "NAME", "name of a run on the broker at --broker.url")
+    switch(status, "--watch", "keep going until Ctrl-C")
+    switch(status, "--json", "print JSON; with --watch, a line per look", dest="as_json")
 
 
 def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.observe.status import StatusRequest, show_status
 
-    request = StatusRequest(
-        places=arguments.places,
-        run=arguments.run,
-        overrides=overrides,
-        watch=arguments.watch,
-        as_json=arguments.as_json,
-    )
-    return show_status(request)
+    return show_status(make_request(StatusRequest, arguments, overrides=overrides))
 
 
 def _add_report(commands: Commands) -> None:
@@ -66,23 +62,18 @@ def _add_report(commands: Commands) -> None:
         "Of several, write a comparison: curves overlaid, and differences to the first one with intervals.",
         _report,
     )
-    report.add_argument(
-        "places", nargs="+", type=Path, metavar="DIR", help="a run, or what `horizonrl eval` wrote"
-    )
-    report.add_argument(
+    option(report, "places", "DIR", "a run, or what `horizonrl eval` wrote", nargs="+", type=Path)
+    option(
+        report,
         "--out",
+        "FILE",
+        "DIR/report.html by default; of several, comparison.html",
         type=new_file,
-        metavar="FILE",
-        help="DIR/report.html by default; of several, comparison.html",
     )
-    report.add_argument(
-        "--watch",
-        action="store_true",
-        help="serve the page of a run that goes on to this machine, and keep it fresh",
+    switch(
+        report, "--watch", "serve the page of a run that goes on to this machine, and keep it fresh"
     )
-    report.add_argument(
-        "--port", type=bounded(0, 65535), metavar="N", help="with --watch; a free one by default"
-    )
+    option(report, "--port", "N", "with --watch; a free one by default", type=bounded(0, 65535))
 
 
 def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -112,10 +103,10 @@ def _track(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _add_lineage(commands: Commands) -> None:
     description = "Show the groups that made a version, or what became of a ticket."
     lineage = commands.add("lineage", description, _lineage, overrides=False)
-    lineage.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    add_run_dir(lineage)
     wanted = lineage.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--version", type=int, metavar="N", help="the version that step N made")
-    wanted.add_argument("--ticket", metavar="ID", help="a ticket's id, such as train-00000042")
+    option(wanted, "--version", "N", "the version that step N made", type=int)
+    option(wanted, "--ticket", "ID", "a ticket's id, such as train-00000042")
 
 
 def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -130,39 +121,23 @@ def _add_replay(commands: Commands) -> None:
     replay = commands.add(
         "replay", "Retrain steps from a checkpoint and the log; compare digests.", _replay
     )
-    replay.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    replay.add_argument(
+    add_run_dir(replay)
+    option(
+        replay,
         "--from",
+        "STEP",
+        "step of a kept checkpoint, or 0",
         dest="first",
         type=int,
         required=True,
-        metavar="STEP",
-        help="step of a kept checkpoint, or 0",
     )
-    replay.add_argument(
-        "--to",
-        dest="last",
-        type=int,
-        metavar="STEP",
-        help="last step; that of the ledger by default",
+    option(
+        replay, "--to", "STEP", "last step; that of the ledger by default", dest="last", type=int
     )
-    replay.add_argument(
-        "--json",
-        dest="json_file",
-        type=new_file,
-        metavar="FILE",
-        help="write the comparison to a file",
-    )
+    add_json(replay, "comparison")
 
 
 def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.cli.replay import ReplayRequest, replay_run
 
-    request = ReplayRequest(
-        run_dir=arguments.run_dir,
-        first=arguments.first,
-        last=arguments.last,
-        json_file=arguments.json_file,
-        overrides=overrides,
-    )
-    return replay_run(request)
+    return replay_run(make_request(ReplayRequest, arguments, overrides=overrides))

@@ -4,7 +4,16 @@ import argparse
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.cli.help import CommandParser, Commands, add_recipes, bounded, new_file
+from horizonrl.ops.cli.help import (
+    CommandParser,
+    Commands,
+    add_recipes,
+    add_run_dir,
+    bounded,
+    new_file,
+    option,
+    switch,
+)
 from horizonrl.ops.cli.overrides import load_config
 
 TITLE = "Publish"
@@ -14,9 +23,7 @@ def add(commands: Commands) -> None:
     description = "Write a run's newest or best weights as a Hugging Face directory."
     export = commands.add("export", description, _export, overrides=False)
     _add_paths(export)
-    export.add_argument(
-        "--best", action="store_true", help="the version with the best evaluation, not the newest"
-    )
+    switch(export, "--best", "the version with the best evaluation, not the newest")
     _add_push(export)
     description = "Write a run's episodes as a dataset. It has JSON lines, a schema and a card."
     dataset = commands.add("dataset", description, _dataset, overrides=False)
@@ -25,31 +32,24 @@ def add(commands: Commands) -> None:
     description = "Write an expert's demonstrations as conversations (JSON lines)."
     demos = commands.add("demos", description, _demos, keys=True)
     add_recipes(demos)
-    demos.add_argument(
-        "--out", type=new_file, required=True, metavar="FILE", help="the file to write"
-    )
-    demos.add_argument(
-        "--count", type=bounded(1), metavar="N", help="only the first N tasks; all by default"
-    )
-    demos.add_argument(
-        "--env", dest="env_id", metavar="ID", help="which environment, if the recipe has several"
-    )
+    option(demos, "--out", "FILE", "the file to write", type=new_file, required=True)
+    option(demos, "--count", "N", "only the first N tasks; all by default", type=bounded(1))
+    option(demos, "--env", "ID", "which environment, if the recipe has several", dest="env_id")
 
 
 def _add_paths(command: CommandParser) -> None:
-    command.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    command.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
+    add_run_dir(command)
+    option(command, "out", "OUT", "the directory to write", type=Path)
 
 
 def _add_push(command: CommandParser) -> None:
-    command.add_argument(
+    option(
+        command,
         "--push",
-        metavar="OWNER/NAME",
-        help="upload to the Hugging Face Hub, with the token in HF_TOKEN",
+        "OWNER/NAME",
+        "upload to the Hugging Face Hub, with the token in HF_TOKEN",
     )
-    command.add_argument(
-        "--public", action="store_true", help="with --push: make a new repository public"
-    )
+    switch(command, "--public", "with --push: make a new repository public")
 
 
 def _require_push(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from horizonrl.common.errors import MissingDependency
-from horizonrl.ops.cli.help import Commands, add_recipes, bounded, host_name, new_file
+from horizonrl.ops.cli.help import Commands, add_json, add_recipes, bounded, host_name, option
 from horizonrl.ops.cli.overrides import load_config
 
 TITLE = "Set up"
@@ -17,19 +17,12 @@ def add(commands: Commands) -> None:
     commands.add("doctor", description, _doctor, overrides=False)
     description = "List the recipes of the package, or print some of them."
     recipes = commands.add("recipes", description, _recipes, overrides=False)
-    recipes.add_argument(
-        "names",
-        nargs="*",
-        type=Path,
-        metavar="NAME",
-        help="print this recipe, to start your own from",
+    option(
+        recipes, "names", "NAME", "print this recipe, to start your own from", nargs="*", type=Path
     )
-    config = commands.add(
-        "config", "Print the config that recipes and overrides make.", _config, keys=True
-    )
-    config.add_argument(
-        "--explain", metavar="KEY", help="explain a key, such as loss.low, or a section instead"
-    )
+    description = "Print the config that recipes and overrides make."
+    config = commands.add("config", description, _config, keys=True)
+    option(config, "--explain", "KEY", "explain a key, such as loss.low, or a section instead")
     add_recipes(config)
     _add_plan(commands)
     keys = commands.add(
@@ -39,41 +32,28 @@ def add(commands: Commands) -> None:
         _keys,
         overrides=False,
     )
-    keys.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="where the keys go; existing keys are kept",
+    option(
+        keys, "--out", "DIR", "where the keys go; existing keys are kept", type=Path, required=True
     )
-    keys.add_argument(
-        "--run",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a run that gets users; repeatable",
-    )
-    keys.add_argument(
+    option(keys, "--run", "NAME", "a run that gets users; repeatable", action="append", default=[])
+    option(
+        keys,
         "--host",
+        "NAME",
+        "name or address of the server; repeatable",
         action="append",
         type=host_name,
         default=[],
-        metavar="NAME",
-        help="name or address of the server; repeatable",
     )
-    keys.add_argument(
+    option(
+        keys,
         "--actors",
+        "N",
+        "actors of each named run that get a key; 1 by default",
         type=bounded(1),
         default=1,
-        metavar="N",
-        help="actors of each named run that get a key; 1 by default",
     )
-    keys.add_argument(
-        "--seen-at",
-        type=Path,
-        metavar="DIR",
-        help="the folder's path for nats-server, if it differs",
-    )
+    option(keys, "--seen-at", "DIR", "the folder's path for nats-server, if it differs", type=Path)
 
 
 def _add_plan(commands: Commands) -> None:
@@ -82,32 +62,23 @@ def _add_plan(commands: Commands) -> None:
     )
     plan = commands.add("plan", description, _plan, keys=True)
     add_recipes(plan)
-    plan.add_argument(
-        "--learner", default="1xCPU", metavar="NxGPU", help="such as 8xH100; 1xCPU by default"
-    )
-    plan.add_argument(
+    option(plan, "--learner", "NxGPU", "such as 8xH100; 1xCPU by default", default="1xCPU")
+    option(
+        plan,
         "--actors",
-        metavar="NxGPU",
-        help="GPUs of all actors; shared, the default, is on those of the learner",
+        "NxGPU",
+        "GPUs of all actors; shared, the default, is on those of the learner",
     )
-    plan.add_argument(
-        "--model-size", metavar="SIZE", help="135M to 72B; by default that of model.name"
-    )
-    plan.add_argument(
+    option(plan, "--model-size", "SIZE", "135M to 72B; by default that of model.name")
+    option(
+        plan,
         "--episode-tokens",
+        "N",
+        "mean of an episode; half of the context by default",
         type=bounded(1),
-        metavar="N",
-        help="mean of an episode; half of the context by default",
     )
-    plan.add_argument(
-        "--generated-tokens",
-        type=bounded(1),
-        metavar="N",
-        help="of them generated; half by default",
-    )
-    plan.add_argument(
-        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the plan to a file"
-    )
+    option(plan, "--generated-tokens", "N", "of them generated; half by default", type=bounded(1))
+    add_json(plan, "plan")
 
 
 def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:

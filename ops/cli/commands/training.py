@@ -4,7 +4,7 @@ import argparse
 import shlex
 import sys
 
-from horizonrl.ops.cli.help import Commands, add_recipes
+from horizonrl.ops.cli.help import Commands, add_recipes, option
 from horizonrl.ops.cli.overrides import load_config
 
 TITLE = "Train"
@@ -34,13 +34,14 @@ def add(commands: Commands) -> None:
     for role, description in ROLES.items():
         command = commands.add(role, description, _role, sections=SECTIONS[role])
         if role == "broker":
-            command.add_argument(
+            option(
+                command,
                 "--cluster",
+                "N",
+                "start 1, 3 or 5 servers, each with a copy of every stream; 1 by default",
                 type=int,
                 choices=(1, 3, 5),
                 default=1,
-                metavar="N",
-                help="start 1, 3 or 5 servers, each with a copy of every stream; 1 by default",
             )
         add_recipes(command)
 
