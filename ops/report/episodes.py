@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.types import Kind
+from horizonrl.common.types import Kind, StopReason
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.rundir.episodes import EpisodeFiles
 
@@ -122,10 +122,8 @@ def outcome_of(record: Mapping[str, Any]) -> str:
         return "success"
     if record["stop"] == "terminated":
         return "failure"
-    if record["stop"] in ("horizon", "context", "env_truncated"):
-        return (
-            f"truncated: {'environment' if record['stop'] == 'env_truncated' else record['stop']}"
-        )
+    if StopReason(record["stop"]).truncated:
+        return f"truncated: {record['stop'].replace('env_truncated', 'environment')}"
     return f"broken: {record['stop']}"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from horizonrl.common.run_dir import EVALS, METRICS
+from horizonrl.common.statistics import mean
 from horizonrl.common.types import Phase
 from horizonrl.ops.rundir.lines import read_lines
 from horizonrl.ops.studies.played import Played, read_played
@@ -131,9 +132,9 @@ def read_outcome(
         final,
         curve,
         measured="evaluations" if evals else "training episodes",
-        ess_mean=float(np.mean(ess)) if ess else None,
+        ess_mean=mean(ess),
         ess_min=min(ess, default=None),
-        staleness_mean=float(np.mean(staleness)) if staleness else None,
+        staleness_mean=mean(staleness),
         staleness_max=max(oldest, default=None),
         truncated_share=_weighted(lines, "truncated_share"),
         gave_up=gave_up,

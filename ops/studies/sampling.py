@@ -19,13 +19,12 @@ from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
 from statistics import pvariance
-from typing import Any
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.run_dir import episode_files
+from horizonrl.common.types import Kind
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.rundir.directory import read_config
-from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.rundir.episodes import EpisodeFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +187,17 @@ def _ratio(steps: float, count: float, before: float) -> float | None:
 
 def read_groups(run_dir: Path) -> Iterator[PlayedGroup]:
     """Yield the whole train groups that a run consumed, in order. Raises ConfigError if it kept no episodes."""
-    files = episode_files(run_dir, "step")
-    if not files:
+    source = EpisodeFiles(run_dir)
+    if not source.files:
         raise ConfigError(
             f"{run_dir} has no episodes/step-*.jsonl: give the directory of a run that has trained"
         )
-    for file in files:
-        tickets: dict[str, list[dict[str, Any]]] = {}
-        for record in read_lines(file):
-            if record["ticket"].startswith("train-"):
-                tickets.setdefault(record["ticket"], []).append(record)
-        for records in tickets.values():
-            if all(record["error"] is None for record in records):
-                returns = tuple(float(record["return"]) for record in records)
-                yield PlayedGroup(returns, tuple(len(record["turns"]) for record in records))
+    for _, ticket, records in source.groups():
+        if ticket.startswith(f"{Kind.TRAIN}-") and all(
+            record["error"] is None for record in records
+        ):
+            returns = tuple(float(record["return"]) for record in records)
+            yield PlayedGroup(returns, tuple(len(record["turns"]) for record in records))
 
 
 def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:

@@ -4,17 +4,22 @@ It reads what every run of `train` leaves behind, so any run can be looked at af
 the weights and the checkpoints, `metrics.jsonl` for the steps and the waits.
 """
 
-import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import LOGS, METRICS, REPORT
+from horizonrl.ops.rundir.lines import LineTail, read_lines
+from horizonrl.ops.rundir.troubles import STARTED, TroubleReader, event_time
 from horizonrl.ops.terminal.console import plain_console
+
+Logs = dict[str, list[dict[str, Any]]]
+"""The events of each part."""
 
 COLOURS = {
     "start": "#9aa5b1",
@@ -61,22 +66,20 @@ def run(run_dir: Path, svg_file: Path | None) -> int:
 
 def read(run_dir: Path) -> list[Span]:
     """Return the spans of a run's first start. Raises ConfigError for a directory that `train` has not filled."""
-    logs = {file.stem: list(_events(file)) for file in sorted((run_dir / "logs").glob("*.log"))}
-    began = _first(logs.get("console", []), "train_started")
-    metrics = run_dir / "metrics.jsonl"
-    if began is None or not metrics.is_file():
+    logs = _read_logs(run_dir / LOGS)
+    began = _first(logs["console"], STARTED)
+    if began is None or not (run_dir / METRICS).is_file():
         raise ConfigError(
             f"{run_dir} is not the directory of a run of `horizonrl train`: it has no logs and no metrics"
         )
-    steps = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    spans = [*_learner(logs.get("learner", []), steps, began)]
+    spans = [*_learner(logs["learner"], read_lines(run_dir / METRICS), began)]
     for name, events in logs.items():
         if name.startswith("actor"):
             spans += _actor(name, events, began)
     spans += _evaluations(logs, began)
-    ended = _first(logs.get("learner", []), "learner_ended")
+    ended = _first(logs["learner"], "learner_ended")
     # The export and the report follow, and write no log: their last file tells when they were done.
-    report = run_dir / "report.html"
+    report = run_dir / REPORT
     if ended is not None and report.is_file():
         spans.append(Span("console", "end", ended - began, report.stat().st_mtime - began))
     return [span for span in spans if span.end_s > span.begin_s]
@@ -119,14 +122,14 @@ def _actor(name: str, events: list[dict[str, Any]], began: float) -> Iterator[Sp
             )
 
 
-def _evaluations(logs: dict[str, list[dict[str, Any]]], began: float) -> Iterator[Span]:
+def _evaluations(logs: Logs, began: float) -> Iterator[Span]:
     """Yield each round of evaluation, from its tickets to its result."""
     issued = [
-        e["time"]
-        for e in logs.get("controller", [])
-        if e["event"] == "tickets_issued" and e["kind"] == "eval"
+        event["time"]
+        for event in logs["controller"]
+        if event["event"] == "tickets_issued" and event["kind"] == "eval"
     ]
-    judged = [e["time"] for e in logs.get("learner", []) if e["event"] == "evaluated"]
+    judged = [event["time"] for event in logs["learner"] if event["event"] == "evaluated"]
     for begin, end in zip(issued, judged, strict=False):
         yield Span("evaluation", "evaluation", begin - began, end - began)
 
@@ -157,12 +160,13 @@ def draw(spans: list[Span], title: str, file: Path) -> None:
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def _events(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log with their time in seconds since the epoch; other lines are libraries'."""
-    for line in file.read_text(errors="replace", encoding="utf-8").splitlines():
-        if line.startswith("{") and '"timestamp"' in line:
-            event = json.loads(line)
-            yield event | {"time": datetime.fromisoformat(event["timestamp"]).timestamp()}
+def _read_logs(folder: Path) -> Logs:
+    """Return the events of each log, with their time in seconds since the epoch."""
+    whole = {file: LineTail(file) for file in folder.glob("*.log")}
+    logs: Logs = defaultdict(list)
+    for file, event in TroubleReader(folder, whole).events():
+        logs[file.stem].append(event | {"time": event_time(event)})
+    return logs
 
 
 def _first(events: list[dict[str, Any]], name: str) -> float | None:

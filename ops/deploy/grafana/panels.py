@@ -54,16 +54,14 @@ def rate(name: str, *by: str, legend: str = "") -> Query:
     return Query(f"sum{_by(by)} (rate({_selector(name)}[$window]))", legend or _legend(by))
 
 
-def quantile(share: float, name: str, *by: str, legend: str = "") -> Query:
+def quantile(share: float, name: str, *by: str) -> Query:
     buckets = f"sum{_by((*by, 'le'))} (rate({_selector(name, '_bucket')}[$window]))"
     expression = f"histogram_quantile({share:g}, {buckets})"
-    return Query(
-        expression, f"p{100 * share:g} {legend or _legend(by)}".strip(), DECLARED[name].exemplar
-    )
+    return Query(expression, f"p{100 * share:g} {_legend(by)}".strip(), DECLARED[name].exemplar)
 
 
-def quantiles(name: str, *by: str, legend: str = "") -> tuple[Query, Query]:
-    return quantile(0.5, name, *by, legend=legend), quantile(0.95, name, *by, legend=legend)
+def quantiles(name: str, *by: str) -> tuple[Query, Query]:
+    return quantile(0.5, name, *by), quantile(0.95, name, *by)
 
 
 def metric_names(expression: str) -> set[str]:
