@@ -122,7 +122,7 @@ def _group(number: int) -> Group:
     )
 
 
-async def _published(groups: list[Group], publish: Callable[[Group], Awaitable[Any]]) -> None:
+async def _publish_all(groups: list[Group], publish: Callable[[Group], Awaitable[Any]]) -> None:
     """Publish with AT_ONCE in flight, each confirmed."""
     remaining = iter(groups)
 
@@ -151,7 +151,7 @@ async def _ours(directory: Path) -> AsyncIterator[Carry]:
                     assert entry is not None
                     assert isinstance(entry.record, Group)
 
-            await asyncio.gather(_published(groups, log.publish), read())
+            await asyncio.gather(_publish_all(groups, log.publish), read())
 
         yield carry
 
@@ -181,7 +181,7 @@ async def _jetstream(directory: Path) -> AsyncIterator[Carry]:
                             await message.ack()
                             seen += 1
 
-            await asyncio.gather(_published(groups, publish), read())
+            await asyncio.gather(_publish_all(groups, publish), read())
 
         try:
             yield carry
@@ -231,7 +231,7 @@ async def _redis(directory: Path) -> AsyncIterator[Carry]:
                             last = entry_id
                         seen += len(entries)
 
-            await asyncio.gather(_published(groups, publish), read())
+            await asyncio.gather(_publish_all(groups, publish), read())
 
         yield carry
     finally:
@@ -254,7 +254,7 @@ async def _zeromq(_: Path) -> AsyncIterator[Carry]:
             for _ in groups:
                 msgpack.unpackb(await pull.recv())
 
-        await asyncio.gather(_published(groups, lambda group: push.send(_pack(group))), read())
+        await asyncio.gather(_publish_all(groups, lambda group: push.send(_pack(group))), read())
 
     try:
         yield carry

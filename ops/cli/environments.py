@@ -50,7 +50,7 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
 
 def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     """Run the conformance test of one environment with `--options.key value`; return 0 when every check holds."""
-    env_id, options = chosen("check", env_ids, overrides)
+    env_id, options = choose("check", env_ids, overrides)
     report = asyncio.run(check(env_id, options))
     console = plain_console()
     table = Table("check", "holds", "")
@@ -72,7 +72,7 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     return 0 if report.passed else 1
 
 
-def chosen(
+def choose(
     action: str, env_ids: Sequence[str], overrides: Sequence[str]
 ) -> tuple[str, Mapping[str, Any]]:
     """Return the one environment that a command names, and its options."""

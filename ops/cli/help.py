@@ -71,7 +71,7 @@ class Commands:
         self.summaries[name] = description.partition(". ")[0].removesuffix(".")
         return command
 
-    def listed(self) -> str:
+    def list_summaries(self) -> str:
         """Return a line for each command, or more where its summary is long."""
         return "\n".join(
             textwrap.fill(
@@ -116,7 +116,7 @@ def make_request(kind: type[T], arguments: argparse.Namespace, **rest: Any) -> T
     return kind(**{name: value for name, value in vars(arguments).items() if name in names}, **rest)
 
 
-def bounded(least: float, most: float = math.inf) -> Callable[[str], float]:
+def number_within(least: float, most: float = math.inf) -> Callable[[str], float]:
     """Return a reader of numbers within bounds; of integers if `least` is one."""
 
     def number(text: str) -> float:

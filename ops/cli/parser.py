@@ -64,7 +64,7 @@ def _parser() -> tuple[CommandParser, list[str]]:
     for group in GROUPS:
         commands = Commands(subparsers)
         group.add(commands)
-        listing.append(f"{group.TITLE}:\n{commands.listed()}")
+        listing.append(f"{group.TITLE}:\n{commands.list_summaries()}")
         names += commands.summaries
     parser.epilog = "\n\n".join([*listing, "`horizonrl COMMAND --help` shows a command's options."])
     return parser, names

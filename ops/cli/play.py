@@ -10,7 +10,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs import contract, registry
 from horizonrl.envs.api import Environment, Step
 from horizonrl.envs.bounds import readable
-from horizonrl.ops.cli.environments import chosen
+from horizonrl.ops.cli.environments import choose
 from horizonrl.ops.terminal.console import plain_console
 
 END = "."
@@ -23,7 +23,7 @@ def play_environment(
     env_ids: Sequence[str], task_id: str | None, overrides: Sequence[str], *, multiline: bool
 ) -> int:
     """Play one task with replies from stdin; return 0 if it was solved, else 1."""
-    env_id, options = chosen("play", env_ids, overrides)
+    env_id, options = choose("play", env_ids, overrides)
     if registry.demonstrations_only(env_id, options):
         raise ConfigError(
             f"environment {env_id!r} only replays recorded episodes, so nobody can play it"

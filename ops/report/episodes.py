@@ -100,14 +100,14 @@ def pack(
                 )
             )
         if sum(map(len, bodies)) > CHUNK_CHARS:
-            episodes.chunks.append(packed(f"[{','.join(bodies)}]"))
+            episodes.chunks.append(compress(f"[{','.join(bodies)}]"))
             bodies.clear()
     if bodies:
-        episodes.chunks.append(packed(f"[{','.join(bodies)}]"))
+        episodes.chunks.append(compress(f"[{','.join(bodies)}]"))
     return episodes
 
 
-def packed(text: str) -> str:
+def compress(text: str) -> str:
     """Return a text gzipped and in base64: nothing in it can end a script element."""
     # mtime=0: the same run gives the same bytes. "surrogatepass": JSON may hold lone surrogates, which UTF-8 refuses,
     # and one odd reply must not cost the whole page.
@@ -116,7 +116,7 @@ def packed(text: str) -> str:
     ).decode()
 
 
-def outcome_of(record: Mapping[str, Any]) -> str:
+def tell_outcome(record: Mapping[str, Any]) -> str:
     """Return how an episode went, in a word or two. A truncated episode is no failure: a limit ended it."""
     if record["success"]:
         return "success"
@@ -142,7 +142,7 @@ def _row(record: Mapping[str, Any]) -> list[Any]:
     )
     return [
         record["episode"],
-        outcome_of(record),
+        tell_outcome(record),
         record["return"],
         len(turns),
         sum(turn["tokens"] if "tokens" in turn else len(turn["ids"]) for turn in turns),
@@ -161,7 +161,7 @@ def _body(
 ) -> dict[str, Any]:
     # Of no version of this run.
     if _by_expert(record) or any("versions" not in turn for turn in record["turns"]):
-        turns = [_said(turn, turn["text"]) | {"versions": []} for turn in record["turns"]]
+        turns = [_show_turn(turn, turn["text"]) | {"versions": []} for turn in record["turns"]]
     else:
         turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]
     body = {
@@ -187,15 +187,15 @@ def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes
     pieces = None if tokens is None else tokens.pieces(turn["ids"], turn["text"])
     if pieces is None:
         episodes.undecoded += tokens is not None
-        return _said(turn, turn["text"]) | sampled
+        return _show_turn(turn, turn["text"]) | sampled
     sampled["lengths"] = [_units(piece) for piece in pieces.texts]
     # Small integers instead of floats: there is one for each token.
     sampled["surprise"] = [round(-100 * logprob) for logprob in turn["logprobs"]]
     sampled["special"] = pieces.special
-    return _said(turn, "".join(pieces.texts)) | sampled
+    return _show_turn(turn, "".join(pieces.texts)) | sampled
 
 
-def _said(turn: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _show_turn(turn: Mapping[str, Any], text: str) -> dict[str, Any]:
     action = _units(text[: action_begins(text)])
     return {
         "text": text,

@@ -21,7 +21,7 @@ from horizonrl.common.files import atomic_write_text
 from horizonrl.common.run_dir import REPORT
 from horizonrl.ops.models.models import known_model
 from horizonrl.ops.report.compare import NEITHER, comparison, is_evaluation, read_compared
-from horizonrl.ops.report.episodes import Episodes, collect, packed
+from horizonrl.ops.report.episodes import Episodes, collect, compress
 from horizonrl.ops.report.facts import facts
 from horizonrl.ops.report.judged import judged
 from horizonrl.ops.report.tokens import TokenTexts
@@ -132,7 +132,7 @@ def assemble(shown: Shown, *, live: bool = False) -> str:
 
 
 def packed_index(episodes: Episodes) -> str:
-    return packed(json.dumps(episodes.index, ensure_ascii=False, separators=(",", ":")))
+    return compress(json.dumps(episodes.index, ensure_ascii=False, separators=(",", ":")))
 
 
 def inert_json(value: Any) -> str:

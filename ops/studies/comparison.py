@@ -14,8 +14,8 @@ from horizonrl.common.statistics import mean
 from horizonrl.ops.studies.contrasts import (
     Contrast,
     contrasts,
+    count_successes,
     counts_at,
-    counts_of,
     least_budget,
 )
 from horizonrl.ops.studies.earlier import ReportedRun
@@ -132,8 +132,8 @@ def plot_name(axis: str) -> str:
 
 def _row(runs: Sequence[RunOutcome]) -> ComparisonRow:
     finals, starts = (
-        counts_of([outcome.final for outcome in runs]),
-        counts_of([outcome.start for outcome in runs]),
+        count_successes([outcome.final for outcome in runs]),
+        count_successes([outcome.start for outcome in runs]),
     )
     collapses = [outcome.collapsed for outcome in runs if outcome.collapsed is not None]
     return ComparisonRow(

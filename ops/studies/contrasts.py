@@ -105,7 +105,7 @@ def least_budget(outcomes: Sequence[RunOutcome], axis: str) -> float:
     return float(min(getattr(outcome.curve, axis)[-1] for outcome in went_on))
 
 
-def counts_of(measures: Sequence[Success]) -> Counts:
+def count_successes(measures: Sequence[Success]) -> Counts:
     successes = np.array([measure.successes for measure in measures])
     return Counts(successes, np.array([measure.episodes for measure in measures]))
 
@@ -123,7 +123,9 @@ def _contrast(
     one, other = ([arm[seed] for seed in seeds] for arm in (ours, theirs))
     budget = None if axis == END else least_budget([*one, *other], axis)
     if budget is None:
-        after, before = (counts_of([outcome.final for outcome in arm]) for arm in (one, other))
+        after, before = (
+            count_successes([outcome.final for outcome in arm]) for arm in (one, other)
+        )
     else:
         after, before = (counts_at(arm, axis, np.array(budget)) for arm in (one, other))
     return Contrast(
@@ -159,8 +161,8 @@ def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str
         counts_at(arm, axis, at_P).rates.mean(0)[None]
         for arm, at_P in zip(arms, places, strict=True)
     ]
-    goal, (spent, against_spent) = _spent(measured, ends)
-    _, (ours_R, theirs_R) = _spent(resampled, ends)
+    goal, (spent, against_spent) = _spend(measured, ends)
+    _, (ours_R, theirs_R) = _spend(resampled, ends)
     # A resample in which the other arm spent nothing has no ratio: it stands at the upper end.
     ratios_R = np.sort(
         np.divide(ours_R, theirs_R, out=np.full_like(ours_R, np.inf), where=theirs_R > 0)
@@ -173,11 +175,11 @@ def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str
     return EndCost(float(goal[0]), float(spent[0]), float(against_spent[0]), ratio, *bounds)
 
 
-def _spent(curves: Sequence[Array], ends: Sequence[float]) -> tuple[Array, list[Array]]:
+def _spend(curves: Sequence[Array], ends: Sequence[float]) -> tuple[Array, list[Array]]:
     """Return the lower of the two ends [R] of each pair of curves [R, P], and what each spends until it has it."""
     goals_R = np.minimum(*(curves_RP[:, -1] for curves_RP in curves))
     return goals_R, [
-        end * _reached(curves_RP, goals_R) for curves_RP, end in zip(curves, ends, strict=True)
+        end * _find_reach(curves_RP, goals_R) for curves_RP, end in zip(curves, ends, strict=True)
     ]
 
 
@@ -197,7 +199,7 @@ def _curves(
         for draw in range(drawn_RS.shape[1]):
             drawn_R = drawn_RS[:, draw] == seed
             places_RK = np.broadcast_to(np.arange(len(along)), (int(drawn_R.sum()), len(along)))
-            rates_RK = counts.resampled(places_RK, generator)
+            rates_RK = counts.resample(places_RK, generator)
             if len(rates_RK):
                 total_RP[drawn_R] += np.array(
                     [np.interp(places_P, along, rates_K) for rates_K in rates_RK]
@@ -205,7 +207,7 @@ def _curves(
     return np.asarray(total_RP / len(arm))
 
 
-def _reached(curves_RP: Array, goals_R: Array) -> Array:
+def _find_reach(curves_RP: Array, goals_R: Array) -> Array:
     """Return the share of the way at which each curve first has its goal; infinity if it never has."""
     there_RP = curves_RP >= goals_R[:, None] - 1e-12
     share_R = there_RP.argmax(1) / (curves_RP.shape[1] - 1)

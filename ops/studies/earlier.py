@@ -17,7 +17,7 @@ from horizonrl.common.config.changes import config_changes
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.studies.outcome import Curve, RunOutcome, Success
 from horizonrl.ops.studies.played import Played
-from horizonrl.ops.studies.study import StudyRun, trained
+from horizonrl.ops.studies.study import StudyRun, training_config
 
 ORIGIN = ("commit", "machine")
 """What a run in `results.json` says beside its outcome."""
@@ -71,7 +71,7 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
             if study_run.seed == run["seed"] and (study_run.variant.name == name or not ours)
         ]
         differing = [
-            (study_run, changes(configs[name], trained(study_run.config)))
+            (study_run, changes(configs[name], training_config(study_run.config)))
             for study_run in candidates
         ]
         same = [study_run for study_run, changed in differing if not changed]

@@ -119,11 +119,13 @@ def read_outcome(
         evals.append(
             {"step": lines[-1]["step"], "successes": at_end * episodes, "episodes": episodes}
         )
-    start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
+    start, final, curve = (
+        _read_evaluations(evals, lines, costs) if evals else _read_training(lines, costs)
+    )
     # A success in training is no evaluation, of which a fall takes two.
     evaluated = (curve.successes / curve.episodes)[: -1 if unseen else None]
     ess, staleness, oldest = (
-        _known(lines, key) for key in ("ess", "staleness_mean", "staleness_max")
+        _select(lines, key) for key in ("ess", "staleness_mean", "staleness_max")
     )
     return RunOutcome(
         variant,
@@ -136,9 +138,9 @@ def read_outcome(
         ess_min=min(ess, default=None),
         staleness_mean=mean(staleness),
         staleness_max=max(oldest, default=None),
-        truncated_share=_weighted(lines, "truncated_share"),
+        truncated_share=_weigh(lines, "truncated_share"),
         gave_up=gave_up,
-        collapsed=_collapsed(evaluated, gave_up, at_end),
+        collapsed=_has_collapsed(evaluated, gave_up, at_end),
         environment_steps=int(costs["environment_steps"][-1]),
         generated_tokens=int(costs["generated_tokens"][-1]),
         wall_s=wall_s,
@@ -147,7 +149,7 @@ def read_outcome(
     )
 
 
-def _collapsed(rates: Array, gave_up: bool, at_end: float | None) -> bool | None:
+def _has_collapsed(rates: Array, gave_up: bool, at_end: float | None) -> bool | None:
     if gave_up and (rates[-1] if at_end is None else at_end) < 0.5:
         return True
     return collapses(rates) if gave_up or len(rates) > COLLAPSE_ROUNDS else None
@@ -160,7 +162,7 @@ def collapses(rates: Array) -> bool:
     return any(bool(fallen[end - COLLAPSE_ROUNDS : end].all()) for end in ends)
 
 
-def _evaluated(
+def _read_evaluations(
     evals: Sequence[Line], lines: Sequence[Line], costs: Mapping[str, Array]
 ) -> tuple[Success, Success, Curve]:
     """The start is the last evaluation before the first RL step; without one, the first evaluation."""
@@ -178,7 +180,9 @@ def _evaluated(
     return points[0], points[-1], Curve(steps, successes=successes, episodes=episodes, **spent)
 
 
-def _trained(lines: Sequence[Line], costs: Mapping[str, Array]) -> tuple[Success, Success, Curve]:
+def _read_training(
+    lines: Sequence[Line], costs: Mapping[str, Array]
+) -> tuple[Success, Success, Curve]:
     """The curve is the mean over the last tenth of the steps up to each point, so that no point knows the future."""
     episodes = np.array([_valid_episodes(line) for line in lines])
     successes = np.array(
@@ -211,11 +215,11 @@ def _trailing(values: Array, window: int) -> Array:
     return np.asarray(total[ends] - total[np.maximum(ends - window, 0)])
 
 
-def _known(lines: Sequence[Line], key: str) -> list[float]:
+def _select(lines: Sequence[Line], key: str) -> list[float]:
     return [line[key] for line in lines if line[key] is not None]
 
 
-def _weighted(lines: Sequence[Line], key: str) -> float | None:
+def _weigh(lines: Sequence[Line], key: str) -> float | None:
     """Return the mean of a share over the steps, each weighted by its episodes."""
     pairs = [(line[key], _valid_episodes(line)) for line in lines if line[key] is not None]
     episodes = sum(count for _, count in pairs)

@@ -46,7 +46,7 @@ class Played:
 def read_played(run_dir: Path) -> tuple[Played, ...]:
     """Read the episodes that the run directory still keeps; the shortest horizon comes first."""
     return add_up(
-        _played(
+        _count(
             int(record["horizon"]),
             record["stop"],
             bool(record["success"]),
@@ -74,7 +74,7 @@ def _sum(horizon: int, parts: Sequence[Played]) -> Played:
     return replace(Played(horizon, *counts), by_context=sum(by_context) if complete else None)
 
 
-def _played(horizon: int, stop: str, success: bool, texts: list[str]) -> Played:
+def _count(horizon: int, stop: str, success: bool, texts: list[str]) -> Played:
     return Played(
         horizon,
         episodes=1,

@@ -43,16 +43,16 @@ def results_to_markdown(results: Results, shown: ReportOptions) -> list[str]:
     """Return the parts of a report: facts, then tables."""
     parts = [_facts(results)]
     if "rules" in results:
-        parts.append(_table(RULES, _rules(results)))
+        parts.append(_table(RULES, _rule_rows(results)))
     tables = [run["tables"] for run in results.get("runs", []) if run.get("tables")]
     if tables and shown.tables:
-        parts.append(_table(TASKS, _tasks(tables[0])))
+        parts.append(_table(TASKS, _task_rows(tables[0])))
     elif "variants" in results:
         parts.append(shown.method)
         parts.append(_variants(results, with_seconds=shown.share_of == SECONDS))
         parts += [_contrasts(results, shown)] if results["contrasts"] else []
     if shown.played and any(row["played"] for row in results.get("variants", ())):
-        parts.append(_table(PLAYED, _played(results)))
+        parts.append(_table(PLAYED, _played_rows(results)))
     return parts
 
 
@@ -80,7 +80,7 @@ def _variants(results: Results, with_seconds: bool) -> str:
         row["variant"]: [run for run in results["runs"] if run["variant"] == row["variant"]]
         for row in rows
     }
-    gain_p = dict(zip(runs, _corrected(map(_p_of_gain, runs.values())), strict=True))
+    gain_p = dict(zip(runs, _correct(map(_p_of_gain, runs.values())), strict=True))
     columns = {
         "variant": [f"`{row['variant']}`" for row in rows],
         "start, %": [f"{100 * row['start']['mean']:.1f}" for row in rows],
@@ -113,7 +113,7 @@ def _p_of_gain(runs: Sequence[Results]) -> float | None:
     return None if tested is None else tested.p
 
 
-def _corrected(p_values: Iterable[float | None]) -> list[float | None]:
+def _correct(p_values: Iterable[float | None]) -> list[float | None]:
     """Return Holm's correction of those that there are, in their places."""
     uncorrected = list(p_values)
     corrected = iter(holm([p for p in uncorrected if p is not None]))
@@ -201,13 +201,13 @@ TASKS = ("scenario", "task", "n", "before RL, %", "after RL, %", "turns")
 PAIRED_TASKS = ("scenario", "tasks", "RL adds, points", "p")
 
 
-def _rules(results: Results) -> Iterator[list[str]]:
+def _rule_rows(results: Results) -> Iterator[list[str]]:
     for rule in results["rules"].values():
         costs = (f"{rule[key]:.2f}" for key in ("steps_per_group", "steps_per_episode"))
         yield [f"`{rule['rule']}`", *costs, f"{100 * rule['lost']:.0f} %", f"{rule['spread']:.2f}"]
 
 
-def _tasks(tables: Results) -> Iterator[list[str]]:
+def _task_rows(tables: Results) -> Iterator[list[str]]:
     """Yield a row per task: Wilson's intervals over its episodes. A scenario is named once."""
     named = ""
     before, after = (tables[when]["blocks"][0]["rows"] for when in ("before", "after"))
@@ -228,13 +228,13 @@ def _tasks(tables: Results) -> Iterator[list[str]]:
 
 def tables_to_markdown(name: str, tables: Results) -> str:
     """Return a run's tables as a section of a report, with what RL adds in each scenario."""
-    parts = [f"## The 27 tasks: {name}", _table(TASKS, _tasks(tables))]
+    parts = [f"## The 27 tasks: {name}", _table(TASKS, _task_rows(tables))]
     if paired := tables.get(PAIRED):  # a run of an earlier release has none
-        parts.append(_table(PAIRED_TASKS, map(_paired_tasks, paired)))
+        parts.append(_table(PAIRED_TASKS, map(_paired_row, paired)))
     return "\n\n".join(parts)
 
 
-def _paired_tasks(row: Results) -> Sequence[str]:
+def _paired_row(row: Results) -> Sequence[str]:
     added = "-" if row["difference"] is None else f"{100 * row['difference']:+.1f}"
     if row["tested"] is not None:
         added = _points(row["tested"]["interval"])
@@ -253,7 +253,7 @@ PLAYED = [
 ]
 
 
-def _played(results: Results) -> Iterator[list[str]]:
+def _played_rows(results: Results) -> Iterator[list[str]]:
     """Yield a row per variant and horizon, over the training episodes of all seeds.
 
     Repetitions are those of unsolved episodes.

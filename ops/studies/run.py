@@ -38,7 +38,7 @@ from horizonrl.ops.studies.study import (
     plan,
     read_study,
     select,
-    trained,
+    training_config,
 )
 from horizonrl.ops.studies.tables import (
     TABLES,
@@ -208,7 +208,7 @@ def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | No
             line = (
                 f"[{number}/{len(runs)}] {study_run.name}: {_finish_run(study_run, ending, again)}"
             )
-            print(f"{line}; {_left(runs, number)}", flush=True)
+            print(f"{line}; {_tell_rest(runs, number)}", flush=True)
     except KeyboardInterrupt:
         return False
     finally:
@@ -276,7 +276,7 @@ def _finish_run(study_run: StudyRun, ending: Ending, again: bool) -> str:
     return f"finished in {spent}" if again else f"had finished in {spent}"
 
 
-def _left(runs: Sequence[StudyRun], done: int) -> str:
+def _tell_rest(runs: Sequence[StudyRun], done: int) -> str:
     """Return how many runs are left, and for how many minutes at the mean duration of the finished runs."""
     finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
     endings = [_ending(study_run) for study_run in runs[done:]]
@@ -354,7 +354,7 @@ def _report(
         "machine": "; ".join(sorted({study_run.machine for study_run in runs})),
     }
     results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs)}
-    results["configs"] = {name: trained(config) for name, config in configs.items()}
+    results["configs"] = {name: training_config(config) for name, config in configs.items()}
     request.directory.mkdir(parents=True, exist_ok=True)
     (request.directory / "results.json").write_text(
         json.dumps(results, indent=1) + "\n", encoding="utf-8"

@@ -32,13 +32,13 @@ class Counts:
     def rates(self) -> Array:
         return self.successes_S / self.episodes_S
 
-    def resampled_means(
+    def resample_means(
         self, drawn_RS: NDArray[np.integer[Any]], generator: np.random.Generator
     ) -> Array:
         """Return the mean rate of each resample, with the episodes of each drawn seed drawn again."""
-        return np.asarray(self.resampled(drawn_RS, generator).mean(1))
+        return np.asarray(self.resample(drawn_RS, generator).mean(1))
 
-    def resampled(self, drawn: Any, generator: np.random.Generator) -> Array:
+    def resample(self, drawn: Any, generator: np.random.Generator) -> Array:
         """Return the rates at the drawn places, with the episodes of each drawn again.
 
         A seed's chance of success is (k + 1) / (n + 2), by Laplace's rule. With k / n, 0 of 64 would have an interval
@@ -69,22 +69,22 @@ def success_interval(counts: Counts, seed: int = 0) -> Interval:
 def success_band(counts: Counts, seed: int = 0) -> tuple[Array, Array, Array]:
     """Return the mean and its lower and upper bound over the seeds, for every point of a curve."""
     generator = np.random.default_rng(seed)
-    low, high = _bounds(counts.resampled_means(_drawn(counts, generator), generator))
+    low, high = _bounds(counts.resample_means(_draw_seeds(counts, generator), generator))
     return counts.rates.mean(0), low, high
 
 
 def difference_interval(after: Counts, before: Counts, seed: int = 0) -> Interval:
     """Return the mean of `after - before` over seeds. The entries of both must belong to the same seeds."""
     generator = np.random.default_rng(seed)
-    drawn_RS = _drawn(after, generator)
+    drawn_RS = _draw_seeds(after, generator)
     # The same draws on both sides: the difference is paired by seed, and what a seed adds to both cancels.
     low, high = _bounds(
-        after.resampled_means(drawn_RS, generator) - before.resampled_means(drawn_RS, generator)
+        after.resample_means(drawn_RS, generator) - before.resample_means(drawn_RS, generator)
     )
     return Interval(float((after.rates - before.rates).mean()), float(low), float(high))
 
 
-def _drawn(counts: Counts, generator: np.random.Generator) -> NDArray[np.integer[Any]]:
+def _draw_seeds(counts: Counts, generator: np.random.Generator) -> NDArray[np.integer[Any]]:
     """Return the seed indices of each resample, drawn with replacement."""
     seeds = len(counts.episodes_S)
     return generator.integers(0, seeds, (RESAMPLES, seeds))

@@ -160,7 +160,7 @@ class Study:
             names = ", ".join(self.phases) or "none"
             raise ConfigError(f"study {self.name} has no phase {name!r}; its phases: {names}")
         phase = self.phases[name]
-        overrides = [f"--{key}={json.dumps(value)}" for key, value in flattened(phase.overrides)]
+        overrides = [f"--{key}={json.dumps(value)}" for key, value in flatten(phase.overrides)]
         table = SMALL_TABLE if name == SMALL and self.table is not None else self.table
         _, variants = select(self, (), phase.only)
         return replace(self, seeds=phase.seeds, variants=variants, table=table), overrides
@@ -229,10 +229,10 @@ def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[S
         StudyRun(variant, seed, _config(study, variant, seed, directory, overrides))
         for seed, variant in itertools.product(study.seeds, study.variants)
     ]
-    # One seed is enough: seeds differ in [run] alone, which `trained` leaves out.
+    # One seed is enough: seeds differ in [run] alone, which `training_config` leaves out.
     first = runs[: len(study.variants)]
     for one, other in itertools.combinations(first, 2):
-        if trained(one.config) == trained(other.config):
+        if training_config(one.config) == training_config(other.config):
             raise ConfigError(
                 f"study {study.name}: variants {one.variant.name} and {other.variant.name} resolve to the same config; "
                 "an override, in the study or on the command line, sets what should tell them apart"
@@ -314,7 +314,7 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
         names = tuple(name for name, _ in values)
         settings: Overrides = {}
         for _, overrides in values:
-            keys = dict(flattened(overrides))
+            keys = dict(flatten(overrides))
             if shared := sorted(settings.keys() & keys.keys()):
                 raise ConfigError(
                     f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it"
@@ -330,7 +330,7 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
                 f"{path}: {named}: give it, or the study, the name of a recipe or a list of names"
             )
         recipes = [_find(contrast, (path.parent, RECIPES), "recipe") for contrast in options]
-        merged = dict(flattened(file.overrides)) | settings
+        merged = dict(flatten(file.overrides)) | settings
         if mine := sorted(merged.keys() & set(OWN_KEYS)):
             raise ConfigError(
                 f"{path}: {', '.join(mine)} cannot be overridden: the study names and seeds its runs"
@@ -338,11 +338,11 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
         yield Variant(names, merged, recipes)
 
 
-def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (`section.key`, value) for every value that is not a table."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -368,7 +368,7 @@ def _config(
     return config
 
 
-def trained(config: RunConfig) -> dict[str, Any]:
+def training_config(config: RunConfig) -> dict[str, Any]:
     """Return what a run trains with, as JSON has it: its config without its name, place, seed and checkpoints."""
     return config.model_dump(mode="json", exclude={"run": True, "learner": KEPT_OF_LEARNER})
 

@@ -55,10 +55,10 @@ def read_tables(run_dir: Path) -> dict[str, Any]:
         return {}
     read = {when: read_results(run_dir / TABLES / when) for when in (BEFORE, AFTER)}
     kept = {when: {name: results[name] for name in KEPT_FACTS} for when, results in read.items()}
-    return {**kept, PAIRED: _paired(run_dir, read[AFTER]["blocks"][0])}
+    return {**kept, PAIRED: _test_pairs(run_dir, read[AFTER]["blocks"][0])}
 
 
-def _paired(run_dir: Path, block: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _test_pairs(run_dir: Path, block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what RL adds to the success in each scenario, tested over its tasks, with Holm's correction.
 
     A task's rate counts once, because its episodes resemble each other. What another seed would give, it does not say.

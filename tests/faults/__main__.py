@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horizonrl.common.errors import HorizonError
-from horizonrl.ops.cli.help import bounded, new_file
+from horizonrl.ops.cli.help import new_file, number_within
 from horizonrl.ops.cli.overrides import split_overrides
 from tests.faults import chaos, fuzz, soak, travel
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--kills",
-        type=bounded(1),
+        type=number_within(1),
         default=20,
         metavar="N",
         help="events of chaos, at least a sixth of them for each role; 20",
@@ -99,10 +99,18 @@ def _parser() -> argparse.ArgumentParser:
         help="nats-servers under chaos; with 3 or 5, events also pause them and cut them off; 1",
     )
     parser.add_argument(
-        "--minutes", type=bounded(0.1), default=60.0, metavar="M", help="of soak; 60 by default"
+        "--minutes",
+        type=number_within(0.1),
+        default=60.0,
+        metavar="M",
+        help="of soak; 60 by default",
     )
     parser.add_argument(
-        "--payloads", type=bounded(1), default=10_000, metavar="N", help="of fuzz; 10000 by default"
+        "--payloads",
+        type=number_within(1),
+        default=10_000,
+        metavar="N",
+        help="of fuzz; 10000 by default",
     )
     parser.add_argument(
         "--small", action="store_true", help="travel with a tiny random model and no vLLM"

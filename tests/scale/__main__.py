@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from horizonrl.common.errors import HorizonError
-from horizonrl.ops.cli.help import bounded, new_file
+from horizonrl.ops.cli.help import new_file, number_within
 from tests.scale.table import run
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--actors",
         nargs="+",
-        type=bounded(1),
+        type=number_within(1),
         default=(),
         metavar="N",
         help="only these; 1 10 100 1000 5000 by default, and a restart",

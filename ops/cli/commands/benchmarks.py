@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
     _add_learning(studies)
     _add_sampling(studies)
     _add_timeline(studies)
-    study.epilog = f"studies:\n{studies.listed()}"
+    study.epilog = f"studies:\n{studies.list_summaries()}"
     study.formatter_class = argparse.RawDescriptionHelpFormatter
 
 

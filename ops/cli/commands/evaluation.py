@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from horizonrl.ops.cli.help import CommandParser, Commands, bounded, refuse_overrides
+from horizonrl.ops.cli.help import CommandParser, Commands, number_within, refuse_overrides
 from horizonrl.ops.cli.overrides import split_options
 
 TITLE = "Evaluate"
@@ -143,28 +143,28 @@ def _add_envs(commands: Commands) -> None:
     )
     serve.add_argument(
         "--port",
-        type=bounded(0, 65535),
+        type=number_within(0, 65535),
         default=36001,
         metavar="N",
         help="36001 by default; 0 takes a free port",
     )
     serve.add_argument(
         "--workers",
-        type=bounded(0),
+        type=number_within(0),
         default=0,
         metavar="N",
         help="worker processes; 0 (the default) plays in this one",
     )
     serve.add_argument(
         "--capacity",
-        type=bounded(1),
+        type=number_within(1),
         default=1024,
         metavar="N",
         help="episodes per environment at a time; 1024",
     )
     serve.add_argument(
         "--ttl",
-        type=bounded(1.0),
+        type=number_within(1.0),
         default=1800.0,
         metavar="S",
         help="seconds until an idle episode is closed; 1800",

@@ -8,9 +8,9 @@ from horizonrl.ops.cli.help import (
     Commands,
     add_json,
     add_run_dir,
-    bounded,
     make_request,
     new_file,
+    number_within,
     option,
     switch,
 )
@@ -73,7 +73,9 @@ def _add_report(commands: Commands) -> None:
     switch(
         report, "--watch", "serve the page of a run that goes on to this machine, and keep it fresh"
     )
-    option(report, "--port", "N", "with --watch; a free one by default", type=bounded(0, 65535))
+    option(
+        report, "--port", "N", "with --watch; a free one by default", type=number_within(0, 65535)
+    )
 
 
 def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:

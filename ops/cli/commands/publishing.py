@@ -9,8 +9,8 @@ from horizonrl.ops.cli.help import (
     Commands,
     add_recipes,
     add_run_dir,
-    bounded,
     new_file,
+    number_within,
     option,
     switch,
 )
@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     demos = commands.add("demos", description, _demos, keys=True)
     add_recipes(demos)
     option(demos, "--out", "FILE", "the file to write", type=new_file, required=True)
-    option(demos, "--count", "N", "only the first N tasks; all by default", type=bounded(1))
+    option(demos, "--count", "N", "only the first N tasks; all by default", type=number_within(1))
     option(demos, "--env", "ID", "which environment, if the recipe has several", dest="env_id")
 
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from horizonrl.common.errors import MissingDependency
-from horizonrl.ops.cli.help import Commands, add_json, add_recipes, bounded, host_name, option
+from horizonrl.ops.cli.help import Commands, add_json, add_recipes, host_name, number_within, option
 from horizonrl.ops.cli.overrides import load_config
 
 TITLE = "Set up"
@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
         "--actors",
         "N",
         "actors of each named run that get a key; 1 by default",
-        type=bounded(1),
+        type=number_within(1),
         default=1,
     )
     option(keys, "--seen-at", "DIR", "the folder's path for nats-server, if it differs", type=Path)
@@ -75,9 +75,11 @@ def _add_plan(commands: Commands) -> None:
         "--episode-tokens",
         "N",
         "mean of an episode; half of the context by default",
-        type=bounded(1),
+        type=number_within(1),
     )
-    option(plan, "--generated-tokens", "N", "of them generated; half by default", type=bounded(1))
+    option(
+        plan, "--generated-tokens", "N", "of them generated; half by default", type=number_within(1)
+    )
     add_json(plan, "plan")
 
 

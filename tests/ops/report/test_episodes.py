@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from horizonrl.ops.report.episodes import Episodes, action_begins, collect, outcome_of
+from horizonrl.ops.report.episodes import Episodes, action_begins, collect, tell_outcome
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.rundir.episodes import EpisodeFiles
 from tests.ops.report.runs import THOUGHT
@@ -48,7 +48,7 @@ def test_a_reply_is_parted_into_thought_and_action(text: str, action: str) -> No
 def test_a_truncated_and_a_broken_episode_are_no_failures(
     stop: str, success: bool, outcome: str
 ) -> None:
-    assert outcome_of({"stop": stop, "success": success}) == outcome
+    assert tell_outcome({"stop": stop, "success": success}) == outcome
 
 
 def test_every_episode_is_where_the_index_says(run_dir: Path) -> None:
