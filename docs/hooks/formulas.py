@@ -23,7 +23,7 @@ FUNCTION = re.compile(r"<m([io])>(log|min)</m\1>")
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Replace the formulas of a page with MathML. Raises PluginError for a command that the converter does not know."""
 
-    def converted(formula: re.Match[str]) -> str:
+    def convert_one(formula: re.Match[str]) -> str:
         latex, display = unescape(formula[2]).strip(), "block" if formula[1] == "div" else "inline"
         mathml = FUNCTION.sub(
             r'<mo lspace="0.17em" rspace="0.17em">\2</mo>', convert(latex, display=display)
@@ -34,4 +34,4 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
             )
         return mathml
 
-    return FORMULA.sub(converted, html)
+    return FORMULA.sub(convert_one, html)

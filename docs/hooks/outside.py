@@ -72,16 +72,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = Path(str(page.file.abs_src_path))
     here = Path(page.file.src_uri).parent
 
-    def placed(link: re.Match[str]) -> str:
+    def place_link(link: re.Match[str]) -> str:
         text, target, anchor = link[1], (source.parent / link[2]).resolve(), link[3] or ""
         if not target.exists():
             return link[0]  # mkdocs says so
         uri = _uri(target)
         if uri is None:
-            return f'<span class="source" title="{_told(target, anchor)}">{text}</span>'
+            return f'<span class="source" title="{_tell_place(target, anchor)}">{text}</span>'
         return f"[{text}]({os.path.relpath(uri, here)}{anchor})"
 
-    return LINK.sub(placed, markdown) + (
+    return LINK.sub(place_link, markdown) + (
         _decisions() if page.file.src_uri == "adr/index.md" else ""
     )
 
@@ -106,6 +106,6 @@ def _uri(target: Path) -> str | None:
     return None
 
 
-def _told(target: Path, anchor: str) -> str:
+def _tell_place(target: Path, anchor: str) -> str:
     line = anchor.removeprefix("#L")
     return target.relative_to(ROOT).as_posix() + (f", line {line}" if line.isdecimal() else "")
