@@ -201,6 +201,18 @@ def explain(action_format: ActionFormat, commands: Sequence[Command]) -> str:
             )
 
 
+def explain_briefly(
+    action_format: ActionFormat, commands: Sequence[Command], action: str = "command"
+) -> str:
+    """Return instructions for small models; none for `plain`, where a reply is nothing but the action."""
+    match action_format:
+        case "plain":
+            return ""
+        case "react":
+            return f"Reply in two lines:\nThought: why\nAction: {action}"
+    return explain(action_format, commands)
+
+
 def _read_react(text: str) -> str | Unreadable:
     parts = _ACTION.split(text)
     if len(parts) == 1:

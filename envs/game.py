@@ -1,26 +1,30 @@
-"""The base class of environments whose world answers one line of words at once.
+"""The base classes of environments that answer one action with one observation.
 
 A `Game` is one task in progress: it follows actions and advises an expert. It knows nothing about formats, length
-limits or episodes that have ended. `GameEnvironment` handles those and knows nothing about the rules.
+limits or episodes that have ended. `TurnEnvironment` handles those and knows nothing about the rules; `GameEnvironment`
+is one whose world answers a line of words at once.
 """
 
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
+from pydantic import validate_call
+
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Reply, Split, Step, TaskSpec, ToolCall, Tools
-from horizonrl.envs.bounds import clip, whole
+from horizonrl.envs.bounds import Chars, clip, whole
 from horizonrl.envs.formats import (
     ActionFormat,
     Command,
     Unreadable,
     explain,
+    explain_briefly,
     make_tools,
     read_action,
     read_call,
@@ -52,64 +56,72 @@ class Game(Protocol):
         """Return an expert's next move from the present state. The moves solve the task, not always by the fewest."""
 
 
-G = TypeVar("G", bound=Game)
+G = TypeVar("G")
+Advised = TypeVar("Advised", bound=Game)
 
 
-class GameExpert:
-    """The expert. It follows the game's own advice and does not read the observation."""
+@dataclass(frozen=True, slots=True)
+class MoveExpert:
+    """An expert that makes the moves which `advise` returns for an observation."""
 
-    def __init__(
-        self, game: Game, action_format: ActionFormat, commands: Sequence[Command]
-    ) -> None:
-        self._game, self._format, self._commands = game, action_format, commands
+    advise: Callable[[str], Move]
+    action_format: ActionFormat
+    commands: Sequence[Command]
 
     def act(self, observation: str) -> str:
-        """Return the text of the reply that takes the advised move."""
+        """Return the text of the reply that makes the advised move."""
         return self.reply(observation).text
 
     def reply(self, observation: str) -> Reply:
-        """Return the reply that takes the advised move."""
-        move = self._game.advise()
-        return write_reply(move.action, move.thought, self._format, self._commands)
+        """Return the reply that makes the advised move."""
+        move = self.advise(observation)
+        return write_reply(move.action, move.thought, self.action_format, self.commands)
 
 
-class GameEnvironment(ABC, Generic[G]):
-    """Plays one game at a time. A subclass defines its id, version and commands, lists its tasks and begins a game."""
+class TurnEnvironment(ABC, Generic[G]):
+    """Plays one task at a time. A subclass lists its tasks, starts one and says what follows an action.
+
+    Between `start` and the next one, `G` is what the subclass needs to know of the task in progress.
+    """
 
     env_id: ClassVar[str]
     version: str
-    commands: ClassVar[Sequence[Command]]
+    commands: ClassVar[Sequence[Command]] = ()
 
-    def __init__(self, format: ActionFormat, style: Style, max_observation_chars: int) -> None:
-        self._format: ActionFormat = format
+    def __init__(self, format: ActionFormat, max_observation_chars: int) -> None:
+        self._format = format
         self.native = format == "native"
-        self._style: Style = style
         self._max_chars = max_observation_chars
-        self._prepared = False
         self._game: G | None = None
         self._over = False
 
-    def prepare(self) -> None:
-        """Load or build what takes more than a few milliseconds. Called once per instance, in a thread."""
+    @abstractmethod
+    async def start(self, task_id: str) -> tuple[str, G]:
+        """Return the first observation and the task. Raises ConfigError for a task that does not exist."""
 
     @abstractmethod
-    def begin(self, task_id: str) -> tuple[str, G]:
-        """Return the first observation and the game. Raises ConfigError for a task that does not exist."""
+    async def follow(self, game: G, action: str) -> Step:
+        """Answer an action. What it raises breaks the episode."""
+
+    def refuse(self, game: G, reason: str) -> Step:
+        """Answer a reply that names no action."""
+        return refuse_move(reason)
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task."""
-        if not self._prepared:
-            await asyncio.to_thread(self.prepare)
-            self._prepared = True
-        text, game = self.begin(task_id)
-        text = whole(text, task_id, self._max_chars)
-        # Last, so that a reset that fails changes nothing.
+        text, game = await self.start(task_id)
+        try:
+            text = whole(text, task_id, self._max_chars)
+        except ConfigError:
+            await self.close()
+            raise
+        # Last, so that no step is taken in a task whose reset failed.
         self._game, self._over = game, False
         return Observation(text)
 
     async def step(self, text: str) -> Step:
         """Follow the one action that the text names."""
-        return self._follow(self.read(text))
+        return await self._answer(self.read(text))
 
     def tools(self) -> Tools:
         """Return the commands as tools."""
@@ -117,30 +129,85 @@ class GameEnvironment(ABC, Generic[G]):
 
     async def call(self, call: ToolCall) -> Step:
         """Follow the action that a call names."""
-        return self._follow(self.called(call))
-
-    def _follow(self, action: str | Unreadable) -> Step:
-        game = self._current()
-        if self._over:
-            raise EnvironmentFailure("the episode is over: reset before the next step")
-        step = refuse_move(action.reason) if isinstance(action, Unreadable) else game.follow(action)
-        self._over = step.terminated or step.truncated
-        return replace(step, observation=clip(step.observation, self._max_chars))
+        return await self._answer(self.read_call(call))
 
     def read(self, text: str) -> str | Unreadable:
         """Return the action that a reply names."""
         return read_action(text, self._format, self.commands)
 
-    def called(self, call: ToolCall) -> str | Unreadable:
+    def read_call(self, call: ToolCall) -> str | Unreadable:
         """Return the action that a call names."""
         return read_call(call, self.commands)
 
-    def expert(self) -> GameExpert:
-        """Return an expert that continues from the present state of the episode."""
-        return GameExpert(self._current(), self._format, self.commands)
-
     async def close(self) -> None:
         self._game = None
+
+    def unknown(self, task_id: str) -> ConfigError:
+        return ConfigError(
+            f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them"
+        )
+
+    async def _answer(self, action: str | Unreadable) -> Step:
+        game = self._current()
+        if self._over:
+            raise EnvironmentFailure(
+                "the episode is over, or its last step failed: reset before the next step"
+            )
+        self._over = True  # stays so if there is no answer
+        if isinstance(action, Unreadable):
+            step = self.refuse(game, action.reason)
+        else:
+            step = await self.follow(game, action)
+        self._over = step.terminated or step.truncated
+        return replace(step, observation=clip(step.observation, self._max_chars))
+
+    def _current(self) -> G:
+        if self._game is None:
+            raise EnvironmentFailure(
+                "no episode has begun, or it has ended: reset before step and expert"
+            )
+        return self._game
+
+    def _expert(self, advise: Callable[[str], Move]) -> MoveExpert:
+        return MoveExpert(advise, self._format, self.commands)
+
+
+class GameEnvironment(TurnEnvironment[Advised]):
+    """Plays one game at a time. A subclass defines its id, version and commands, lists its tasks and begins a game."""
+
+    @validate_call
+    def __init__(
+        self,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = 4_096,
+    ) -> None:
+        super().__init__(format, max_observation_chars)
+        self._style: Style = style
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Load or build what takes more than a few milliseconds. Called once per instance, in a thread."""
+
+    @abstractmethod
+    def begin(self, task_id: str) -> tuple[str, Advised]:
+        """Return the first observation and the game. Raises ConfigError for a task that does not exist."""
+
+    async def start(self, task_id: str) -> tuple[str, Advised]:
+        """Begin a game, once all is prepared."""
+        if not self._prepared:
+            await asyncio.to_thread(self.prepare)
+            self._prepared = True
+        return self.begin(task_id)
+
+    async def follow(self, game: Advised, action: str) -> Step:
+        """Let the game answer."""
+        return game.follow(action)
+
+    def expert(self) -> MoveExpert:
+        """Return an expert that continues from the present state of the episode, whatever it observes."""
+        game = self._current()
+        return self._expert(lambda observation: game.advise())
 
     def introduce(self, rules: str, state: str) -> str:
         """Return a first observation: the rules, the commands, how to reply, and the state of the game."""
@@ -153,28 +220,13 @@ class GameEnvironment(ABC, Generic[G]):
         if self.native:  # the chat template shows the tools
             return explain(self._format, self.commands)
         if self._style == "compact":
-            reply = {"plain": "", "react": "\nReply in two lines:\nThought: why\nAction: command"}
             short = f"Commands: {' | '.join(spell_command(command) for command in self.commands)}"
-            return short + reply.get(self._format, "\n" + explain(self._format, self.commands))
-        listed = "".join(
-            f"{spell_command(command)}: {command.meaning}\n" for command in self.commands
-        )
-        named = (
-            ""
-            if self._format in ("function", "code")
-            else f"Each turn you give one command:\n{listed}"
-        )
-        return named + explain(self._format, self.commands)
-
-    def unknown(self, task_id: str) -> ConfigError:
-        return ConfigError(
-            f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them"
-        )
-
-    def _current(self) -> G:
-        if self._game is None:
-            raise EnvironmentFailure("no episode has begun: reset before step and expert")
-        return self._game
+            reply = explain_briefly(self._format, self.commands)
+            return "\n".join(filter(None, (short, reply)))
+        reply = explain(self._format, self.commands)
+        if self._format in ("function", "code"):
+            return reply
+        return f"Each turn you give one command:\n{list_commands(self.commands)}\n{reply}"
 
 
 def refuse_move(observation: str) -> Step:
@@ -193,6 +245,11 @@ def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[s
 def spell_command(command: Command) -> str:
     """Return a command's words as agents read them, without the braces around the arguments."""
     return re.sub(r"\{(\w+)\}", r"\1", command.words)
+
+
+def list_commands(commands: Sequence[Command]) -> str:
+    """Return a line for each command: its words and its meaning."""
+    return "\n".join(f"{spell_command(command)}: {command.meaning}" for command in commands)
 
 
 def words(text: str) -> tuple[str, ...]:

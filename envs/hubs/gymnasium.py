@@ -5,7 +5,7 @@ A task is `seed-NUMBER`. Gymnasium has no environments of text itself, so `id` n
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import validate_call
 
@@ -60,9 +60,9 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
-    env_id: ClassVar[str] = "gymnasium"
-    version: str = hub_version(1, PACKAGE)
-    commands: ClassVar[Sequence[Command]] = COMMANDS
+    env_id = "gymnasium"
+    version = hub_version(1, PACKAGE)
+    commands = COMMANDS
 
     @validate_call
     def __init__(
@@ -99,7 +99,7 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
 
     def _make(self) -> Any:
         """Return an environment of texts. Raises ConfigError if it cannot be made or has other spaces."""
-        gymnasium = hub_module("gymnasium", PACKAGE, "hubs")
+        gymnasium = hub_module("gymnasium", PACKAGE)
         try:
             with quiet():
                 # Its checkers warn of what a text environment does on purpose.

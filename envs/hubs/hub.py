@@ -5,19 +5,17 @@ base class knows nothing about the hub. All calls into a package run in one thre
 the episode's own random numbers; what a package prints there is dropped.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Annotated, ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 from pydantic import Field
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, HorizonError
-from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.bounds import clip, whole
-from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action
-from horizonrl.envs.game import hashed_split, refuse_move
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.formats import ActionFormat, explain
+from horizonrl.envs.game import TurnEnvironment, hashed_split
 from horizonrl.envs.hubs.packages import quiet
 from horizonrl.envs.hubs.randomness import OwnRandom
 from horizonrl.envs.in_thread import in_thread
@@ -39,49 +37,27 @@ class Played(Protocol):
 P = TypeVar("P", bound=Played)
 
 
-class HubEnvironment(ABC, Generic[P]):
+class HubEnvironment(TurnEnvironment[P]):
     """Plays one task at a time. A subclass defines its id, version and commands, lists its tasks and begins one."""
 
-    env_id: ClassVar[str]
-    version: str
-    commands: ClassVar[Sequence[Command]] = ()
-
     def __init__(self, format: ActionFormat, max_observation_chars: int) -> None:
-        self._format: ActionFormat = format
-        self._max_chars = max_observation_chars
-        self._played: P | None = None
-        self._over = False
+        super().__init__(format, max_observation_chars)
         self._random = OwnRandom("")
 
     @abstractmethod
     def begin(self, task_id: str) -> tuple[str, P]:
         """Return the first observation and the task in progress. Raises ConfigError for a task that does not exist."""
 
-    async def reset(self, task_id: str) -> Observation:
-        """Begin a task."""
-        return Observation(await in_thread(self._begin, task_id))
+    async def start(self, task_id: str) -> tuple[str, P]:
+        """Begin a task in the thread."""
+        return await in_thread(self._start, task_id)
 
-    async def step(self, text: str) -> Step:
-        """Follow the one action that the text names."""
-        played = self._current()
-        if self._over:
-            raise EnvironmentFailure(
-                "the episode is over, or its last step failed: reset before the next step"
-            )
-        action = self.read(text)
-        if isinstance(action, Unreadable):
-            return self._bound(refuse_move(action.reason))
-        self._over = True  # stays so if the hub does not answer
-        step = await in_thread(self._follow, played, action)
-        self._over = step.terminated or step.truncated
-        return self._bound(step)
+    async def follow(self, game: P, action: str) -> Step:
+        """Let the hub answer in the thread."""
+        return await in_thread(self._follow, game, action)
 
     async def close(self) -> None:
         await in_thread(self._leave)
-
-    def read(self, text: str) -> str | Unreadable:
-        """Return the action that a reply names."""
-        return read_action(text, self._format, self.commands)
 
     def manual(self) -> str:
         """Return how to reply, for the first observation."""
@@ -92,36 +68,23 @@ class HubEnvironment(ABC, Generic[P]):
             f"{self.env_id} has no task {task_id[:80]!r}: `horizonrl envs list {self.env_id}` lists their categories"
         )
 
-    def _current(self) -> P:
-        if self._played is None:
-            raise EnvironmentFailure("no episode has begun: reset before step and expert")
-        return self._played
-
-    def _bound(self, step: Step) -> Step:
-        return replace(step, observation=clip(step.observation, self._max_chars))
-
-    def _begin(self, task_id: str) -> str:
+    def _start(self, task_id: str) -> tuple[str, P]:
         self._leave()
         self._random = OwnRandom(f"{self.env_id} {task_id}")
         with self._random.random_for(), quiet(), attributed(self.env_id):
-            text, played = self.begin(task_id)
-        try:
-            text = whole(text, task_id, self._max_chars)
-        except ConfigError:
-            played.close()
-            raise
-        # Last, so that no step is taken in a task whose reset failed.
-        self._played, self._over = played, False
-        return text
+            text, game = self.begin(task_id)
+        # Here, so that a reset that is cancelled leaves nothing open.
+        self._game = game
+        return text, game
 
-    def _follow(self, played: P, action: str) -> Step:
+    def _follow(self, game: P, action: str) -> Step:
         with self._random.random_for(), quiet(), attributed(self.env_id):
-            return played.follow(action)
+            return game.follow(action)
 
     def _leave(self) -> None:
-        played, self._played = self._played, None
-        if played is not None:
-            played.close()
+        game, self._game, self._over = self._game, None, True
+        if game is not None:
+            game.close()
 
 
 @contextmanager

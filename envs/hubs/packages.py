@@ -26,7 +26,7 @@ def hub_version(rules: int, package: str) -> str:
 
 
 @cache
-def hub_module(name: str, package: str, extra: str) -> ModuleType:
+def hub_module(name: str, package: str, extra: str = "hubs") -> ModuleType:
     """Import a module of a hub's package. Raises MissingDependency, with the remedy, if it is not installed."""
     try:
         with uncollected(name), quiet():

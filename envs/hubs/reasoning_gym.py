@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import validate_call
 
@@ -16,6 +16,7 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import Unreadable
+from horizonrl.envs.game import Move, MoveExpert, words
 from horizonrl.envs.hubs.answers import answer_part, may_be_scored, read_literals_only
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version
@@ -26,13 +27,7 @@ BLOCK = 500
 """The package's own default size of a dataset. Some datasets depend on it."""
 MIXTURE = "composite"
 """A mixture of other datasets, which has no questions of its own."""
-HASHED = (
-    "isomorphic_strings",
-    "knight_swap",
-    "polynomial_multiplication",
-    "ransom_note",
-    "word_ladder",
-)
+HASHED = words("isomorphic_strings knight_swap polynomial_multiplication ransom_note word_ladder")
 """Datasets that iterate over sets, so that processes with different hash seeds generate different questions."""
 EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")
 """Where the metadata of questions with many right answers has one of them."""
@@ -54,9 +49,7 @@ class Question:
 
     def follow(self, action: str) -> Step:
         """Score the answer between the last `<answer>` and `</answer>` of a reply."""
-        answer = hub_module("reasoning_gym.utils", PACKAGE, "hubs").extract_answer(
-            answer_part(action)
-        )
+        answer = hub_module("reasoning_gym.utils", PACKAGE).extract_answer(answer_part(action))
         if answer is not None and not may_be_scored(self._name, answer):
             answer = None
         try:
@@ -69,15 +62,6 @@ class Question:
     def close(self) -> None: ...
 
 
-class QuestionExpert:
-    def __init__(self, answer: str) -> None:
-        self._answer = answer
-
-    def act(self, observation: str) -> str:
-        """Return the known answer."""
-        return f"<answer>{self._answer}</answer>"
-
-
 class ReasoningGym(HubEnvironment[Question]):
     """One question at a time.
 
@@ -86,8 +70,8 @@ class ReasoningGym(HubEnvironment[Question]):
     max_observation_chars: bound of every observation; a question that does not fit is a ConfigError
     """
 
-    env_id: ClassVar[str] = "reasoning-gym"
-    version: str = hub_version(1, PACKAGE)
+    env_id = "reasoning-gym"
+    version = hub_version(1, PACKAGE)
 
     @validate_call
     def __init__(
@@ -98,7 +82,7 @@ class ReasoningGym(HubEnvironment[Question]):
         max_observation_chars: Chars = 32_768,
     ) -> None:
         super().__init__("plain", max_observation_chars)
-        hub_module("reasoning_gym", PACKAGE, "hubs")
+        hub_module("reasoning_gym", PACKAGE)
         hashed = f" PYTHONHASHSEED={hash_seed()}" if hash_seed() else ""
         self.version = f"{type(self).version} tasks:{tasks}{hashed}"
         self._prompt = prompt
@@ -118,7 +102,7 @@ class ReasoningGym(HubEnvironment[Question]):
         # Again, because making the dataset may have drawn some, or was done by an earlier episode.
         with OwnRandom(task_id).random_for():
             entry = dataset[number % BLOCK]
-        instructions = hub_module("reasoning_gym.utils", PACKAGE, "hubs").SYSTEM_PROMPTS.get(
+        instructions = hub_module("reasoning_gym.utils", PACKAGE).SYSTEM_PROMPTS.get(
             self._prompt, ""
         )
         return "\n".join(filter(None, (instructions, entry["question"]))), Question(
@@ -129,18 +113,18 @@ class ReasoningGym(HubEnvironment[Question]):
         """Return the whole reply: the package finds the answer in it."""
         return text
 
-    def expert(self) -> QuestionExpert:
+    def expert(self) -> MoveExpert:
         """Return an expert that knows the answer. Raises EnvironmentFailure for a question of unknown answer."""
         if (answer := self._current().answer) is None:
             raise EnvironmentFailure(
                 "reasoning-gym gives no answer to this question: there is no expert for it"
             )
-        return QuestionExpert(answer)
+        return self._expert(lambda observation: Move(f"<answer>{answer}</answer>", "I know it."))
 
 
 def datasets() -> tuple[str, ...]:
     """Return the names of the datasets, sorted; without a fixed hash seed, none that depends on it."""
-    names = hub_module("reasoning_gym.factory", PACKAGE, "hubs").DATASETS
+    names = hub_module("reasoning_gym.factory", PACKAGE).DATASETS
     left_out = {MIXTURE, *(() if hash_seed() else HASHED)}
     return tuple(sorted(name for name in names if name not in left_out))
 
@@ -154,8 +138,6 @@ def hash_seed() -> str:
 @lru_cache(256)
 def _block(name: str, number: int) -> Any:
     with OwnRandom(f"{name} {number}").random_for():
-        dataset = hub_module("reasoning_gym", PACKAGE, "hubs").create_dataset(
-            name, seed=number, size=BLOCK
-        )
+        dataset = hub_module("reasoning_gym", PACKAGE).create_dataset(name, seed=number, size=BLOCK)
     read_literals_only(name, dataset)
     return dataset

@@ -5,7 +5,7 @@ game says for a second invalid move in a row, which ends it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import validate_call
 
@@ -13,20 +13,22 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
+from horizonrl.envs.game import words
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 
 PACKAGE = "textarena"
-GAMES = (
-    "2048-v0", "2048-v0-3x3", "2048-v0-easy", "2048-v0-super-easy", "2048-v0-ultra-easy", "Bandit-v0",
-    "Bandit-v0-hard", "Blackjack-v0", "Blackjack-v0-long", "Countdown-v0", "Crosswords-v0", "Crosswords-v0-hardcore",
-    "Cryptarithm-v0", "FifteenPuzzle-v0", "FrozenLake-v0", "FrozenLake-v0-hardcore", "FrozenLake-v0-random",
-    "GuessTheNumber-v0", "GuessTheNumber-v0-hardcore", "LightsOut-v0", "LogicPuzzle-v0", "LogicPuzzle-v0-hard",
-    "Mastermind-v0", "Mastermind-v0-extreme", "Mastermind-v0-hard", "Minesweeper-v0", "Minesweeper-v0-hard",
-    "Minesweeper-v0-medium", "Minesweeper-v0-small", "PegJump-v0", "RushHour-v0", "Secretary-v0", "Secretary-v0-long",
-    "Set-v0", "Slitherlink-v0", "Sokoban-v0", "Sudoku-v0", "Sudoku-v0-easy", "Sudoku-v0-very-easy",
-    "ThreeCardMonte-v0", "TowerOfHanoi-v0", "TowerOfHanoi-v0-hard", "TowerOfHanoi-v0-medium",
-)  # fmt: skip
+GAMES = words(
+    "2048-v0 2048-v0-3x3 2048-v0-easy 2048-v0-super-easy 2048-v0-ultra-easy Bandit-v0 "
+    "Bandit-v0-hard Blackjack-v0 Blackjack-v0-long Countdown-v0 Crosswords-v0 "
+    "Crosswords-v0-hardcore Cryptarithm-v0 FifteenPuzzle-v0 FrozenLake-v0 FrozenLake-v0-hardcore "
+    "FrozenLake-v0-random GuessTheNumber-v0 GuessTheNumber-v0-hardcore LightsOut-v0 "
+    "LogicPuzzle-v0 LogicPuzzle-v0-hard Mastermind-v0 Mastermind-v0-extreme Mastermind-v0-hard "
+    "Minesweeper-v0 Minesweeper-v0-hard Minesweeper-v0-medium Minesweeper-v0-small PegJump-v0 "
+    "RushHour-v0 Secretary-v0 Secretary-v0-long Set-v0 Slitherlink-v0 Sokoban-v0 Sudoku-v0 "
+    "Sudoku-v0-easy Sudoku-v0-very-easy ThreeCardMonte-v0 TowerOfHanoi-v0 TowerOfHanoi-v0-hard "
+    "TowerOfHanoi-v0-medium"
+)
 """Every family for one player that runs offline on Python 3.11 and repeats itself (docs/environments/hubs.md)."""
 COMMANDS = (Command("act", "{action}", "take an action of the game, as its rules write it"),)
 
@@ -63,7 +65,7 @@ class Match:
 
     def unread(self) -> str:
         """Return the game's messages since the last call, without the agent's own actions, which it has in its chat."""
-        player_action = hub_module("textarena", PACKAGE, "hubs").ObservationType.PLAYER_ACTION
+        player_action = hub_module("textarena", PACKAGE).ObservationType.PLAYER_ACTION
         _, messages = self._game.get_observation()
         # Some games put their text in the place of its kind.
         texts = (
@@ -84,9 +86,9 @@ class TextArena(HubEnvironment[Match]):
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
-    env_id: ClassVar[str] = "textarena"
-    version: str = hub_version(1, PACKAGE)
-    commands: ClassVar[Sequence[Command]] = COMMANDS
+    env_id = "textarena"
+    version = hub_version(1, PACKAGE)
+    commands = COMMANDS
 
     @validate_call
     def __init__(
@@ -97,14 +99,14 @@ class TextArena(HubEnvironment[Match]):
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         super().__init__(format, max_observation_chars)
-        hub_module("textarena", PACKAGE, "hubs")
+        hub_module("textarena", PACKAGE)
         self.version = f"{type(self).version} tasks:{tasks}"
 
     @classmethod
     @validate_call
     def tasks(cls, *, tasks: TaskCount = 20) -> Sequence[TaskSpec]:
         """Return the first seeds of every game."""
-        hub_module("textarena", PACKAGE, "hubs")
+        hub_module("textarena", PACKAGE)
         return numbered_tasks(GAMES, tasks)
 
     def begin(self, task_id: str) -> tuple[str, Match]:
@@ -112,7 +114,7 @@ class TextArena(HubEnvironment[Match]):
         if (number := read_number(task_id, GAMES)) is None:
             raise self.unknown(task_id)
         name, seed = number
-        package = hub_module("textarena", PACKAGE, "hubs")
+        package = hub_module("textarena", PACKAGE)
         # `raw`: its other wrappers repeat the whole conversation in every observation.
         game = package.wrappers.ActionFormattingWrapper(package.make(f"{name}-raw"))
         game.reset(num_players=1, seed=seed)

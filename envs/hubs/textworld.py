@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import validate_call
 
@@ -18,8 +18,8 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.common.files import atomic_write
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
-from horizonrl.envs.formats import ActionFormat, Command, write_action
-from horizonrl.envs.game import hashed_split, refuse_move, words
+from horizonrl.envs.formats import ActionFormat, Command
+from horizonrl.envs.game import Move, MoveExpert, hashed_split, refuse_move, words
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 
@@ -90,24 +90,16 @@ class Adventure:
             info={"score": score},
         )
 
+    def advise(self) -> Move:
+        """Return the next command of the walkthrough, however the agent has played before it."""
+        if len(self.moves) >= len(self.walkthrough):
+            raise EnvironmentFailure(
+                f"textworld: the walkthrough of this game ends after {len(self.walkthrough)} commands"
+            )
+        return Move(self.walkthrough[len(self.moves)], "This is the next step.")
+
     def close(self) -> None:
         self._game.close()
-
-
-class AdventureExpert:
-    """Follows the game's walkthrough from the first turn. It cannot recover if the agent has left it."""
-
-    def __init__(self, adventure: Adventure, action_format: ActionFormat) -> None:
-        self._adventure, self._format = adventure, action_format
-
-    def act(self, observation: str) -> str:
-        """Return the next command of the walkthrough."""
-        done, whole = len(self._adventure.moves), self._adventure.walkthrough
-        if done >= len(whole):
-            raise EnvironmentFailure(
-                f"textworld: the walkthrough of this game ends after {len(whole)} commands"
-            )
-        return write_action(whole[done], "This is the next step.", self._format, COMMANDS)
 
 
 class TextWorld(HubEnvironment[Adventure]):
@@ -119,9 +111,9 @@ class TextWorld(HubEnvironment[Adventure]):
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
-    env_id: ClassVar[str] = "textworld"
-    version: str = hub_version(1, PACKAGE)
-    commands: ClassVar[Sequence[Command]] = COMMANDS
+    env_id = "textworld"
+    version = hub_version(1, PACKAGE)
+    commands = COMMANDS
 
     @validate_call
     def __init__(
@@ -162,9 +154,10 @@ class TextWorld(HubEnvironment[Adventure]):
         first = f"{clean_feedback(state['feedback'])}\n\n{self.manual()}"
         return first, Adventure(game, state, walkthrough)
 
-    def expert(self) -> AdventureExpert:
-        """Return an expert that solves the game from its first turn."""
-        return AdventureExpert(self._current(), self._format)
+    def expert(self) -> MoveExpert:
+        """Return an expert that solves the game from its first turn. It cannot recover if the agent has left it."""
+        adventure = self._current()
+        return self._expert(lambda observation: adventure.advise())
 
 
 def clean_feedback(feedback: str) -> str:

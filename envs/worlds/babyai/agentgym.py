@@ -246,8 +246,8 @@ class AgentGymWorld(GridWorld):
             if before == sight:
                 break
         self.sight, self.view = sight, self._view(sight)
-        self.completed, self.over = terminated, terminated and self._reward > LEAST_REWARD
-        return Outcome(self._reward, self.over)
+        self.completed = terminated
+        return Outcome(self._reward, terminated and self._reward > LEAST_REWARD)
 
     def _view(self, sight: Sight) -> AgentGymView:
         return _see(sight, int(self.level.agent_dir))

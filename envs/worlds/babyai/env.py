@@ -6,17 +6,17 @@ runs in a thread.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from pydantic import validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, read_action
+from horizonrl.common.errors import ConfigError
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
+from horizonrl.envs.formats import Unreadable, WrittenFormat
+from horizonrl.envs.game import MoveExpert, TurnEnvironment
 from horizonrl.envs.in_thread import in_thread
 from horizonrl.envs.worlds.babyai.agentgym import AgentGymWorld
-from horizonrl.envs.worlds.babyai.expert import BabyAIExpert
+from horizonrl.envs.worlds.babyai.expert import next_move
 from horizonrl.envs.worlds.babyai.levels import (
     MINIGRID,
     Levels,
@@ -26,10 +26,10 @@ from horizonrl.envs.worlds.babyai.levels import (
     load_tasks,
 )
 from horizonrl.envs.worlds.babyai.prompt import Style, first_observation, observation
-from horizonrl.envs.worlds.babyai.world import COMMANDS, GridWorld
+from horizonrl.envs.worlds.babyai.world import COMMANDS, GridWorld, Outcome
 
 
-class BabyAI:
+class BabyAI(TurnEnvironment[GridWorld]):
     """One mission at a time.
 
     format: how the agent names its action (envs/formats.py)
@@ -39,8 +39,9 @@ class BabyAI:
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
-    env_id: ClassVar[str] = "babyai"
-    version: ClassVar[str] = f"2 minigrid=={MINIGRID}"
+    env_id = "babyai"
+    commands = COMMANDS
+    version = f"2 minigrid=={MINIGRID}"
 
     @validate_call
     def __init__(
@@ -51,10 +52,8 @@ class BabyAI:
         style: Style = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
-        self._format: ActionFormat = format
+        super().__init__(format, max_observation_chars)
         self._style: Style = style
-        self._max_chars = max_observation_chars
-        self._world: GridWorld | None = None
 
     @classmethod
     @validate_call
@@ -67,36 +66,33 @@ class BabyAI:
         """Draw a listed level ahead of need. Those of AgentGym take 1.3 s in all, and 4 MB."""
         return draw_ahead(levels)
 
-    async def reset(self, task_id: str) -> Observation:
+    async def start(self, task_id: str) -> tuple[str, GridWorld]:
         """Begin a mission. Any of AgentGym's numbers is valid, listed or not."""
         if not is_number(task_id):
             raise ConfigError(
                 f"babyai has no task {task_id[:80]!r}: a task is a number, such as '1804'"
             )
-        world_of = AgentGymWorld if self._style in ("compat", "agentgym") else GridWorld
+        make = AgentGymWorld if self._style in ("compat", "agentgym") else GridWorld
         # Where the level is there already, the thread would take longer than the work.
-        world = world_of(task_id) if is_drawn(task_id) else await in_thread(world_of, task_id)
-        text = whole(first_observation(world, self._style, self._format), task_id, self._max_chars)
-        self._world = world
-        return Observation(text)
+        world = make(task_id) if is_drawn(task_id) else await in_thread(make, task_id)
+        return first_observation(world, self._style, self._format), world
 
-    async def step(self, text: str) -> Step:
-        """Take the one action that the text names."""
-        world = self._current()
-        if world.over:
-            raise EnvironmentFailure(
-                f"the episode of task {world.task_id} is over: reset before the next step"
-            )
-        requested = read_action(text, self._format, COMMANDS)
-        if isinstance(requested, Unreadable) and self._style == "agentgym":
-            requested = ""  # AgentGym's client sends an empty action for a reply without one
-        outcome, answer = (
-            world.reject(requested.reason)
-            if isinstance(requested, Unreadable)
-            else world.follow(requested)
-        )
+    def read(self, text: str) -> str | Unreadable:
+        """Return the action that a reply names. AgentGym's client sends an empty one for a reply without."""
+        action = super().read(text)
+        return "" if isinstance(action, Unreadable) and self._style == "agentgym" else action
+
+    async def follow(self, game: GridWorld, action: str) -> Step:
+        """Take an action."""
+        return self._show(game, *game.follow(action))
+
+    def refuse(self, game: GridWorld, reason: str) -> Step:
+        """Answer a reply that names no action."""
+        return self._show(game, *game.reject(reason))
+
+    def _show(self, world: GridWorld, outcome: Outcome, answer: str) -> Step:
         return Step(
-            clip(observation(world, answer, self._style), self._max_chars),
+            observation(world, answer, self._style),
             reward=outcome.reward,
             terminated=outcome.terminated,
             truncated=outcome.truncated,
@@ -108,14 +104,7 @@ class BabyAI:
         """Return the grid, where the agent stands in it, what it carries, and which parts of the mission are done."""
         return self._current().state
 
-    def expert(self) -> BabyAIExpert:
+    def expert(self) -> MoveExpert:
         """Return an expert that continues from the present state of the episode."""
-        return BabyAIExpert(self._current(), self._format)
-
-    async def close(self) -> None:
-        self._world = None
-
-    def _current(self) -> GridWorld:
-        if self._world is None:
-            raise EnvironmentFailure("no episode has begun: reset before step and expert")
-        return self._world
+        world = self._current()
+        return self._expert(lambda observation: next_move(world))

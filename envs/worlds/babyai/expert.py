@@ -24,10 +24,10 @@ from minigrid.envs.babyai.core.verifier import (
 )
 
 from horizonrl.common.errors import EnvironmentFailure
-from horizonrl.envs.formats import ActionFormat, write_action
+from horizonrl.envs.game import Move
 from horizonrl.envs.worlds.babyai.sight import Cell
 from horizonrl.envs.worlds.babyai.view import HEADINGS, Moves
-from horizonrl.envs.worlds.babyai.world import COMMANDS, GridWorld
+from horizonrl.envs.worlds.babyai.world import GridWorld
 
 Place = tuple[int, int, int]
 """Column, row and direction: 0 is to the right, 1 down."""
@@ -52,17 +52,10 @@ class Errand:
     """The path leads through a locked door, and the agent carries its key."""
 
 
-class BabyAIExpert:
-    """Plays from the state of the world itself and does not read the observation."""
-
-    def __init__(self, world: GridWorld, action_format: ActionFormat) -> None:
-        self._world = world
-        self._format = action_format
-
-    def act(self, observation: str) -> str:
-        """Return the reply that makes the most progress on the present errand."""
-        errand = Planner(self._world.level).errand()
-        return write_action(best_action(self._world, errand), errand.why, self._format, COMMANDS)
+def next_move(world: GridWorld) -> Move:
+    """Return the move that makes the most progress on the present errand."""
+    errand = Planner(world.level).errand()
+    return Move(best_action(world, errand), errand.why)
 
 
 class Planner:

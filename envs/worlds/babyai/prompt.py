@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from horizonrl.envs.formats import ActionFormat, explain
+from horizonrl.envs.formats import ActionFormat, explain, explain_briefly
 from horizonrl.envs.worlds.babyai.sight import Cell
 from horizonrl.envs.worlds.babyai.view import View
 from horizonrl.envs.worlds.babyai.world import CHECK, COMMANDS, GridWorld
@@ -24,7 +24,6 @@ check available actions: list what you can do now"""
 _COMPACT = """\
 Actions: turn left | turn right | move forward | go to X | pickup X | drop | toggle | go through X | \
 toggle and go through X"""
-_COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: action"}
 _COMPAT = " \n\n- ".join(
     (
         "You are an exploration master that wants to finish every goal you are given. Every round I will give you an "
@@ -53,7 +52,7 @@ def first_observation(world: GridWorld, style: Style, action_format: ActionForma
         case "full":
             return f"{_FULL}\n{reply}\n\nGoal: {world.mission}\n{seen}"
         case "compact":
-            reply = _COMPACT_REPLY.get(action_format, reply)
+            reply = explain_briefly(action_format, COMMANDS, "action")
             return "\n".join(filter(None, (_COMPACT, reply, f"Goal: {world.mission}", seen)))
         case "compat":
             reply = _COMPAT_REPLY if action_format == "react" else reply

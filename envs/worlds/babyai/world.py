@@ -50,7 +50,7 @@ class GridWorld:
         self.level.gen_obs = lambda: None
         self.sight = look(self.level)
         self.view = self._view(self.sight)
-        self.over = self.completed = False
+        self.completed = False
 
     @property
     def mission(self) -> str:
@@ -91,7 +91,7 @@ class GridWorld:
         outcome = self._move(self.view.actions[action])
         self.sight = look(self.level)
         self.view = self._view(self.sight)
-        self.over = self.completed = outcome.terminated or outcome.truncated
+        self.completed = outcome.terminated or outcome.truncated
         return outcome
 
     def _move(self, moves: Moves) -> Outcome:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field, validate_call
 
@@ -131,9 +131,9 @@ class DeepSearch(GameEnvironment[Inquiry]):
     max_observation_chars: bound of every observation
     """
 
-    env_id: ClassVar[str] = "deepsearch"
-    version: str = "1"
-    commands: ClassVar[Sequence[Command]] = COMMANDS
+    env_id = "deepsearch"
+    version = "1"
+    commands = COMMANDS
 
     @validate_call
     def __init__(

@@ -7,7 +7,7 @@ one maze that AgentGym took from LMRL-Gym.
 from collections.abc import Collection, Sequence
 from functools import cache
 from random import Random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import validate_call
 
@@ -171,9 +171,9 @@ class MazeWalk(GameEnvironment[Walk]):
     max_observation_chars: bound of every observation
     """
 
-    env_id: ClassVar[str] = "maze"
-    version: str = "1"
-    commands: ClassVar[Sequence[Command]] = COMMANDS
+    env_id = "maze"
+    version = "1"
+    commands = COMMANDS
 
     @validate_call
     def __init__(

@@ -12,7 +12,6 @@ from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from random import Random
-from typing import ClassVar
 
 from pydantic import validate_call
 
@@ -164,9 +163,9 @@ class Wordle(GameEnvironment[Guessing]):
     max_observation_chars: bound of every observation
     """
 
-    env_id: ClassVar[str] = "wordle"
-    version: str = "1"
-    commands: ClassVar[Sequence[Command]] = COMMANDS
+    env_id = "wordle"
+    version = "1"
+    commands = COMMANDS
 
     @validate_call
     def __init__(

@@ -3,17 +3,11 @@
 from collections.abc import Sequence
 from functools import cache
 from random import Random
-from typing import ClassVar
-
-from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import Chars
-from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import (
     GameEnvironment,
     Move,
-    Style,
     random_for,
     refuse_move,
     split_tasks,
@@ -228,19 +222,9 @@ class Household(GameEnvironment[Chore]):
     max_observation_chars: bound of every observation
     """
 
-    env_id: ClassVar[str] = "household"
-    version: str = "1"
-    commands: ClassVar[Sequence[Command]] = COMMANDS
-
-    @validate_call
-    def __init__(
-        self,
-        *,
-        format: ActionFormat = "react",
-        style: Style = "full",
-        max_observation_chars: Chars = 4_096,
-    ) -> None:
-        super().__init__(format, style, max_observation_chars)
+    env_id = "household"
+    version = "1"
+    commands = COMMANDS
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:

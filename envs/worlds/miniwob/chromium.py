@@ -18,22 +18,13 @@ from playwright.async_api import Error as BrowserError
 from playwright.async_api import TimeoutError as BrowserTimeout
 
 from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout
+from horizonrl.envs.game import words
 from horizonrl.envs.worlds.webnav.browser import Refused
 
 START_S = 60.0
 LOAD_S = 30.0
 ACTION_S = 5.0
-KEYS = (
-    "Enter",
-    "Tab",
-    "Escape",
-    "Backspace",
-    "Space",
-    "ArrowUp",
-    "ArrowDown",
-    "ArrowLeft",
-    "ArrowRight",
-)
+KEYS = words("Enter Tab Escape Backspace Space ArrowUp ArrowDown ArrowLeft ArrowRight")
 MAX_TEXT_CHARS = 500
 _SCROLL_PX = 150
 """About three quarters of a page of MiniWoB."""

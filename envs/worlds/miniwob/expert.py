@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from horizonrl.common.errors import EnvironmentFailure
-from horizonrl.envs.formats import ActionFormat, Command, write_action
+from horizonrl.envs.game import Move
 
 _NODE = re.compile(
     r"\t?\[(\d+)\] (\w+) '(.*?)'(?: value: '(.*)')?(?: (?:checked|selected): (True|False))?(?: dis.*)?"
@@ -70,17 +70,13 @@ def read_page(observation: str) -> tuple[list[Node], list[str]]:
 class PageExpert:
     """Begins where the page does."""
 
-    def __init__(
-        self, page: str, query: str, action_format: ActionFormat, commands: Sequence[Command]
-    ) -> None:
+    def __init__(self, page: str, query: str) -> None:
         self._strategy = STRATEGIES[page]
         self._query = query
-        self._format = action_format
-        self._commands = commands
         self._observations: list[str] = []
 
-    def act(self, observation: str) -> str:
-        """Return the reply that the page's strategy gives."""
+    def advise(self, observation: str) -> Move:
+        """Return the move of the page's strategy."""
         # The first observation begins with the rules.
         nodes, texts = read_page(observation.rpartition(self._query)[2])
         seen = Seen(
@@ -92,25 +88,22 @@ class PageExpert:
         )
         self._observations.append(" ".join(texts))
         try:
-            action, thought = self._strategy(seen)
+            return self._strategy(seen)
         except (LookupError, TypeError, AttributeError) as error:
             raise EnvironmentFailure(
                 f"the expert does not know this page: {observation[:200]!r}"
             ) from error
-        return write_action(action, thought, self._format, self._commands)
 
 
-Move = tuple[str, str]
-"""An action and the thought before it."""
 Strategy = Callable[[Seen], Move]
 
 
 def click(node: Node) -> Move:
-    return f"click [{node.number}]", f"I click {node.name or node.kind}."
+    return Move(f"click [{node.number}]", f"I click {node.name or node.kind}.")
 
 
 def type_into(node: Node, text: str, *, enter: bool = False) -> Move:
-    return f"type [{node.number}] [{text}] [{int(enter)}]", f"I type {text}."
+    return Move(f"type [{node.number}] [{text}] [{int(enter)}]", f"I type {text}.")
 
 
 def click_name(name: Callable[[Seen], str]) -> Strategy:

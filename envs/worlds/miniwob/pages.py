@@ -8,45 +8,13 @@ from pathlib import Path
 
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.envs.api import TaskSpec
+from horizonrl.envs.worlds.miniwob.expert import STRATEGIES
 
 PACKAGE = "miniwob==1.1.0"
 CURE = f"pip install 'horizonrl[browser]' ({PACKAGE} and playwright), and a chromium (Debian: apt install chromium)"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-PAGES = (
-    "choose-list",
-    "click-button",
-    "click-button-sequence",
-    "click-checkboxes",
-    "click-checkboxes-large",
-    "click-collapsible-2-nodelay",
-    "click-collapsible-nodelay",
-    "click-dialog",
-    "click-dialog-2",
-    "click-link",
-    "click-option",
-    "click-scroll-list",
-    "click-tab",
-    "click-tab-2-easy",
-    "click-test",
-    "click-test-2",
-    "click-widget",
-    "enter-password",
-    "enter-text",
-    "enter-text-2",
-    "enter-text-dynamic",
-    "find-word",
-    "focus-text",
-    "focus-text-2",
-    "guess-number",
-    "login-user",
-    "login-user-popup",
-    "odd-or-even",
-    "read-table",
-    "simple-algebra",
-    "simple-arithmetic",
-    "unicode-test",
-)
+PAGES = tuple(STRATEGIES)
 """Pages that can be solved from what the agent reads: no drawing, no dragging, nothing that waits for a clock."""
 SEEDS = 25
 TEST_SEEDS = 5

@@ -1,11 +1,7 @@
 """The texts that are ours: the commands, and the rules before the simulator's first observation."""
 
-from typing import Literal
-
-from horizonrl.envs.formats import ActionFormat, Command, explain
-
-Style = Literal["full", "compact", "agentgym"]
-"""`agentgym` reproduces AgentGym's server, which sends no rules because its clients add them."""
+from horizonrl.envs.formats import ActionFormat, Command, explain, explain_briefly
+from horizonrl.envs.game import Style
 
 COMMANDS = (
     Command("open", "open {object}", "open a container or a door"),
@@ -43,20 +39,18 @@ _FULL = """\
 You do experiments in a house of several rooms. Each turn you give one command. A score says how far the task is; it is
 solved at 100. OBJ is an object as it is named in what you see, such as a metal pot, or metal pot in kitchen.
 """
-_COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: command"}
 
 
 def first_observation(task: str, seen: str, style: Style, action_format: ActionFormat) -> str:
     """Return the rules, the task and the first look around."""
     if style == "agentgym":
         return f"{task}\n{seen}"
-    reply = explain(action_format, COMMANDS)
     if style == "compact":
         words = " | ".join(_words(command) for command in COMMANDS)
-        reply = _COMPACT_REPLY.get(action_format, reply)
+        reply = explain_briefly(action_format, COMMANDS)
         return "\n".join(filter(None, (f"Commands: {words}", reply, task, seen)))
     rules = "\n".join(f"{_words(command)}: {command.meaning}" for command in COMMANDS)
-    return f"{_FULL}{rules}\n{reply}\n\n{task}\n{seen}"
+    return f"{_FULL}{rules}\n{explain(action_format, COMMANDS)}\n\n{task}\n{seen}"
 
 
 def _words(command: Command) -> str:

@@ -7,14 +7,11 @@ import re
 from collections.abc import Container, Sequence
 from functools import cache
 from itertools import chain, count
-from typing import ClassVar
-
-from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import Chars, clip
-from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, refuse_move, split_tasks
+from horizonrl.envs.bounds import clip
+from horizonrl.envs.formats import Command
+from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move, split_tasks
 from horizonrl.envs.worlds.deepsearch.index import Index
 from horizonrl.envs.worlds.shop.catalogue import (
     Product,
@@ -172,19 +169,9 @@ class Shop(GameEnvironment[Visit]):
     max_observation_chars: bound of every observation
     """
 
-    env_id: ClassVar[str] = "shop"
-    version: str = "2"
-    commands: ClassVar[Sequence[Command]] = COMMANDS
-
-    @validate_call
-    def __init__(
-        self,
-        *,
-        format: ActionFormat = "react",
-        style: Style = "full",
-        max_observation_chars: Chars = 4_096,
-    ) -> None:
-        super().__init__(format, style, max_observation_chars)
+    env_id = "shop"
+    version = "2"
+    commands = COMMANDS
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:

@@ -5,7 +5,7 @@ Queries can only read (envs/worlds/sql/database.py) and are stopped if they take
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field, validate_call
 
@@ -58,9 +58,9 @@ class Sql(GameEnvironment[Answering]):
     max_observation_chars: bound of every observation
     """
 
-    env_id: ClassVar[str] = "sql"
-    version: str = "2"
-    commands: ClassVar[Sequence[Command]] = COMMANDS
+    env_id = "sql"
+    version = "2"
+    commands = COMMANDS
 
     @validate_call
     def __init__(

@@ -5,22 +5,23 @@ The rules and the tasks are those of the published environment, and the engine i
 """
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Expert, Observation, Step, TaskSpec, ToolCall, Tools
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, make_tools, read_action, read_call
+from horizonrl.common.errors import ConfigError
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
+from horizonrl.envs.formats import ActionFormat
+from horizonrl.envs.game import MoveExpert, Style, TurnEnvironment, refuse_move
 from horizonrl.envs.worlds.textcraft.agentgym import AgentGymCrafting
 from horizonrl.envs.worlds.textcraft.crafting import COMMANDS, Crafting
-from horizonrl.envs.worlds.textcraft.expert import TextCraftExpert
-from horizonrl.envs.worlds.textcraft.prompt import Style, first_observation
+from horizonrl.envs.worlds.textcraft.expert import next_move
+from horizonrl.envs.worlds.textcraft.prompt import first_observation
 from horizonrl.envs.worlds.textcraft.tasks import load_book, load_tasks, make_task_id, parse_goal
 
 
-class TextCraft:
+class TextCraft(TurnEnvironment[Crafting]):
     """One crafting episode at a time.
 
     distractors: number of recipes in the first observation that the goal does not need
@@ -30,8 +31,9 @@ class TextCraft:
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
-    env_id: ClassVar[str] = "textcraft"
-    version: str = "1"
+    env_id = "textcraft"
+    version = "1"
+    commands = COMMANDS
 
     @validate_call
     def __init__(
@@ -42,20 +44,17 @@ class TextCraft:
         style: Style = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
+        super().__init__(format, max_observation_chars)
         self._distractors = distractors
-        self._format: ActionFormat = format
-        self.native = format == "native"
         self._style: Style = style
-        self._max_chars = max_observation_chars
         self._book = load_book()
-        self._world: Crafting | None = None
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
         """Return the 544 frozen tasks, sorted by id."""
         return load_tasks()
 
-    async def reset(self, task_id: str) -> Observation:
+    async def start(self, task_id: str) -> tuple[str, Crafting]:
         """Begin a task with an empty inventory."""
         goal = parse_goal(task_id)
         if goal not in self._book.recipes_of or task_id != make_task_id(goal):
@@ -63,52 +62,21 @@ class TextCraft:
                 f"textcraft has no task {task_id!r}: a task is a craftable item, such as 'oak_planks'"
             )
         text = first_observation(self._book, goal, self._distractors, (self._style, self._format))
-        text = whole(text, task_id, self._max_chars)
-        self._world = (AgentGymCrafting if self._style == "agentgym" else Crafting)(
-            self._book, goal
-        )
-        return Observation(text)
+        world = AgentGymCrafting if self._style == "agentgym" else Crafting
+        return text, world(self._book, goal)
 
-    async def step(self, text: str) -> Step:
-        """Follow the one command that the text names."""
-        return self._follow(read_action(text, self._format, COMMANDS))
-
-    def tools(self) -> Tools:
-        """Return the commands as tools."""
-        return make_tools(COMMANDS)
-
-    async def call(self, call: ToolCall) -> Step:
-        """Follow the command that a call names."""
-        return self._follow(read_call(call, COMMANDS))
-
-    def _follow(self, action: str | Unreadable) -> Step:
-        world = self._current()
-        if world.crafted:
-            raise EnvironmentFailure(
-                f"the episode of {world.goal!r} is over: reset before the next step"
-            )
-        match action:
-            case Unreadable(reason):
-                observation = reason
-            case str(command):
-                observation = world.follow(command)
-        done = world.crafted
-        return Step(
-            clip(observation, self._max_chars), reward=float(done), terminated=done, success=done
-        )
+    async def follow(self, game: Crafting, action: str) -> Step:
+        """Follow a command."""
+        observation = game.follow(action)
+        if not game.crafted:
+            return refuse_move(observation)
+        return Step(observation, reward=1.0, terminated=True, success=True)
 
     def state(self) -> str:
         """Return what the agent holds."""
         return self._current().state
 
-    def expert(self) -> Expert:
+    def expert(self) -> MoveExpert:
         """Return an expert that continues from the present state of the episode."""
-        return TextCraftExpert(self._current(), self._format)
-
-    async def close(self) -> None:
-        self._world = None
-
-    def _current(self) -> Crafting:
-        if self._world is None:
-            raise EnvironmentFailure("no episode has begun: reset before step and expert")
-        return self._world
+        world = self._current()
+        return self._expert(lambda observation: next_move(world))

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from horizonrl.envs.api import Reply
-from horizonrl.envs.formats import ActionFormat, write_reply
-from horizonrl.envs.worlds.textcraft.crafting import COMMANDS, Crafting
+from horizonrl.envs.game import Move
+from horizonrl.envs.worlds.textcraft.crafting import Crafting
 from horizonrl.envs.worlds.textcraft.recipes import Recipe, RecipeBook
 
 Choices = dict[str, str | Recipe]
@@ -31,31 +30,14 @@ class Plan:
         return len(self.gets) + len(self.crafts)
 
 
-class TextCraftExpert:
-    """Plays TextCraft from the state of the world itself; the observation's words are not read."""
-
-    def __init__(self, world: Crafting, action_format: ActionFormat) -> None:
-        self._world = world
-        self._format = action_format
-
-    def act(self, observation: str) -> str:
-        """Return the text of the reply that takes the first action of a shortest plan from here."""
-        return self.reply(observation).text
-
-    def reply(self, observation: str) -> Reply:
-        """Return the reply that takes the first action of a shortest plan from here."""
-        plan = shortest_plan(self._world.book, self._world.goal, self._world.inventory)
-        for item, count in plan.gets.items():
-            return write_reply(
-                f"get {count} {item}", f"I need {count} {item}.", self._format, COMMANDS
-            )
-        recipe, command = plan.crafts[0]
-        thought = (
-            "I have all I need."
-            if recipe.item == self._world.goal
-            else f"I need {recipe.item} first."
-        )
-        return write_reply(command, thought, self._format, COMMANDS)
+def next_move(world: Crafting) -> Move:
+    """Return the first move of a shortest plan from the state of the world."""
+    plan = shortest_plan(world.book, world.goal, world.inventory)
+    for item, count in plan.gets.items():
+        return Move(f"get {count} {item}", f"I need {count} {item}.")
+    recipe, command = plan.crafts[0]
+    last = recipe.item == world.goal
+    return Move(command, "I have all I need." if last else f"I need {recipe.item} first.")
 
 
 @cache

@@ -1,16 +1,12 @@
 """What the agent reads first: the rules, the recipes and the goal, the same for a task on every machine."""
 
-from hashlib import sha256
 from random import Random
-from typing import Literal
 
-from horizonrl.envs.formats import ActionFormat, explain
+from horizonrl.envs.formats import ActionFormat, explain, explain_briefly
+from horizonrl.envs.game import Style, random_for
 from horizonrl.envs.worlds.textcraft.crafting import COMMANDS
 from horizonrl.envs.worlds.textcraft.expert import recipes_needed
 from horizonrl.envs.worlds.textcraft.recipes import Recipe, RecipeBook
-
-Style = Literal["full", "compact", "agentgym"]
-"""`agentgym` has AgentGym's words and no rules, which its clients tell."""
 
 _FULL = """\
 You craft items in Minecraft. Each turn you give one command:
@@ -25,7 +21,6 @@ _NATIVE = """\
 You craft items in Minecraft with tools. A recipe is followed once, with exactly its ingredients and amounts; write the
 ingredients as it does, such as "2 oak planks, 1 stick".
 Where a recipe says planks or wool, name the kind that you use, such as oak planks."""
-_COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: command"}
 
 
 def first_observation(
@@ -37,7 +32,7 @@ def first_observation(
     those of a shortest plan. Either adds `distractors` others.
     """
     style, action_format = form
-    draw = Random(int.from_bytes(sha256(goal.encode()).digest()))
+    draw = random_for(goal)
     needed = recipes_needed(book, goal)
     recipes = list(needed if style == "compact" else book.reachable(goal))
     recipes += _distractors(book, recipes, distractors, draw)
@@ -45,14 +40,13 @@ def first_observation(
     listed = "\n".join(map(str, recipes))
     if style == "agentgym":
         return f"Crafting commands:\n{listed}\n\nGoal: craft {goal}."
-    reply = explain(action_format, COMMANDS)
-    if style == "compact":
-        reply = _COMPACT_REPLY.get(action_format, reply)
     wish = f"Goal: craft {needed[-1].count} {goal}"
     if style == "compact":
+        reply = explain_briefly(action_format, COMMANDS)
         rules = "" if action_format == "native" else _COMPACT
         return "\n".join(filter(None, (rules, *_tags(book, needed), reply, listed, wish)))
-    return f"{_NATIVE if action_format == 'native' else _FULL}\n{reply}\n\nCrafting commands:\n{listed}\n\n{wish}"
+    rules, reply = _NATIVE if action_format == "native" else _FULL, explain(action_format, COMMANDS)
+    return f"{rules}\n{reply}\n\nCrafting commands:\n{listed}\n\n{wish}"
 
 
 def _tags(book: RecipeBook, recipes: tuple[Recipe, ...]) -> list[str]:

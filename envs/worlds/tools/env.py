@@ -12,12 +12,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
-from pydantic import validate_call
-
 from horizonrl.envs.api import Step, TaskSpec, ToolCall
-from horizonrl.envs.bounds import Chars, clip
-from horizonrl.envs.formats import ActionFormat, Unreadable, bound_length, write_value
-from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, refuse_move, split_tasks
+from horizonrl.envs.bounds import clip
+from horizonrl.envs.formats import Unreadable, bound_length, write_value
+from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move, split_tasks
 from horizonrl.envs.worlds.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.worlds.tools.toolbox import Call, Domain, Problem, Store, ToolError
 
@@ -133,17 +131,7 @@ class ToolEnvironment(GameEnvironment[Errand]):
     """
 
     domain: ClassVar[Domain]
-    version: str = "1"
-
-    @validate_call
-    def __init__(
-        self,
-        *,
-        format: ActionFormat = "react",
-        style: Style = "full",
-        max_observation_chars: Chars = 4_096,
-    ) -> None:
-        super().__init__(format, style, max_observation_chars)
+    version = "1"
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -154,9 +142,9 @@ class ToolEnvironment(GameEnvironment[Errand]):
         """Return the environment's problems, in alternating categories."""
         return tuple(_tasks(cls.env_id, cls.domain).values())
 
-    def called(self, call: ToolCall) -> str | Unreadable:
+    def read_call(self, call: ToolCall) -> str | Unreadable:
         """Return the tool's name and its arguments, in which quotes stay what they are."""
-        action = super().called(call)
+        action = super().read_call(call)
         if isinstance(action, Unreadable):
             return action
         return bound_length(

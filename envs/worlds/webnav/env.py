@@ -6,17 +6,18 @@ without a browser (docs/environments/webnav.md). A step takes a fraction of a mi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import validate_call
 
-from horizonrl.common.errors import EnvironmentFailure
-from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, explain, read_action
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
+from horizonrl.envs.formats import Unreadable, WrittenFormat
+from horizonrl.envs.game import MoveExpert, refuse_move
 from horizonrl.envs.in_thread import in_thread
-from horizonrl.envs.worlds.webnav.actions import COMMANDS, read_command
-from horizonrl.envs.worlds.webnav.browser import HOME, Browser, Refused
+from horizonrl.envs.worlds.webnav.actions import COMMANDS
+from horizonrl.envs.worlds.webnav.base import WebEnvironment
+from horizonrl.envs.worlds.webnav.browser import HOME, Browser
 from horizonrl.envs.worlds.webnav.community import Code, Forum
 from horizonrl.envs.worlds.webnav.expert import WebExpert
 from horizonrl.envs.worlds.webnav.page import Style
@@ -27,18 +28,6 @@ from horizonrl.envs.worlds.webnav.tasks import Drawn, draw_task, load_tasks
 from horizonrl.envs.worlds.webnav.world import ME
 
 SITES = (Shop, Admin, Map, Forum, Code)
-_FULL = """\
-You use the web for {me}, who is signed in on every site. You see the open page as an accessibility tree. Each turn \
-you take one action:
-{actions}
-{home} lists the sites.
-{reply}
-
-OBJECTIVE: {intent}
-
-{page}"""
-_COMPACT = "Actions: click [id] | type [id] [text] [1] | scroll [down] | go_back | stop [answer]"
-_COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: action"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,7 @@ class _Episode:
     browser: Browser
 
 
-class WebNav:
+class WebNav(WebEnvironment[_Episode]):
     """One task on its own small web at a time.
 
     format: how the agent names its action (envs/formats.py)
@@ -56,8 +45,14 @@ class WebNav:
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
-    env_id: ClassVar[str] = "webnav"
-    version: str = "2"
+    env_id = "webnav"
+    version = "2"
+    commands = COMMANDS
+    rules = (
+        f"You use the web for {ME}, who is signed in on every site. You see the open page as an accessibility tree. "
+        "Each turn you take one action:"
+    )
+    brief = "Actions: click [id] | type [id] [text] [1] | scroll [down] | go_back | stop [answer]"
 
     @validate_call
     def __init__(
@@ -67,102 +62,58 @@ class WebNav:
         style: Style | Literal["agentgym"] = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
+        pages: Style = "full" if style == "agentgym" else style
+        super().__init__(format, pages, max_observation_chars)
         self._to_agentgym = style == "agentgym"
-        self._style: Style = "full" if style == "agentgym" else style
-        self.version = (
-            f"{WebNav.version}-{self._style}"  # A style's worlds and answers are its own.
-        )
-        self._format: ActionFormat = format
-        self._max_chars = max_observation_chars
-        self._episode: _Episode | None = None
+        self.version = f"{WebNav.version}-{pages}"  # A style's worlds and answers are its own.
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
         """Return the 422 tasks, category by category."""
         return load_tasks()
 
-    async def reset(self, task_id: str) -> Observation:
+    async def start(self, task_id: str) -> tuple[str, _Episode]:
         """Begin a task on sites that nobody has touched."""
         drawn = await in_thread(draw_task, task_id, self._style)
         sites = [site(drawn.world) for site in SITES]
         episode = _Episode(drawn, Browser(SiteWeb(sites, self._style), drawn.start, self._style))
-        text = whole(self._first(episode), task_id, self._max_chars)
-        self._episode = episode
-        return Observation(text)
+        if self._to_agentgym:
+            return self._show_page(episode, "None"), episode
+        note = f"{HOME} lists the sites."
+        if self._style == "compact":
+            note = f"goto [{HOME}] lists the sites." if drawn.start == HOME else ""
+        return self.introduce(drawn.task.intent, episode.browser.observe(), note), episode
 
-    async def step(self, text: str) -> Step:
-        """Take the one action that the text names."""
-        episode = self._current()
-        text = text.split("```")[1] if self._to_agentgym and text.count("```") > 1 else text
-        match read_action(text, self._format, COMMANDS):
-            case Unreadable(reason):
-                return Step(clip(reason, self._max_chars), 0.0, terminated=False)
-            case str(action):
-                command = read_command(action)
-        if command is None:
-            answer = (
-                f"There is no such action. The actions are: {', '.join(c.words for c in COMMANDS)}."
-            )
-            return Step(clip(answer, self._max_chars), 0.0, terminated=False)
-        name, arguments = command
-        if name == "stop":
-            return self._stop(episode, arguments["answer"])
-        try:
-            episode.browser.act(name, arguments)
-        except Refused as refused:
-            return Step(clip(str(refused), self._max_chars), 0.0, terminated=False)
-        return Step(clip(self._show_page(episode, action), self._max_chars), 0.0, terminated=False)
+    def read(self, text: str) -> str | Unreadable:
+        """Return the action that a reply names. AgentGym's client leaves the fence around it."""
+        fenced = self._to_agentgym and text.count("```") > 1
+        return super().read(text.split("```")[1] if fenced else text)
 
-    def expert(self) -> WebExpert:
-        """Return an expert that plays from the beginning of the task."""
-        return WebExpert(self._current().drawn.task, self._format)
-
-    async def close(self) -> None:
-        self._episode = None
-
-    def _stop(self, episode: _Episode, answer: str) -> Step:
-        """Judge the answer and the final state of the sites."""
-        self._episode = None
-        drawn = episode.drawn
-        answered = drawn.task.answer is None or drawn.task.answer.accepts(answer)
+    async def act(self, game: _Episode, name: str, arguments: dict[str, str], action: str) -> Step:
+        """Take an action, or judge the answer of `stop` and the final state of the sites."""
+        if name != "stop":
+            game.browser.act(name, arguments)
+            return refuse_move(self._show_page(game, action))
+        drawn = game.drawn
+        answer = drawn.task.answer
+        answered = answer is None or answer.accepts(arguments["answer"])
         # The whole web is compared, so that a right answer does not pay for damage elsewhere.
         unchanged = drawn.world == drawn.wanted
         success = answered and unchanged
-        judged: dict[str, str | int | float | bool] = {
-            "answer_is_right": answered,
-            "sites_are_right": unchanged,
-        }
-        return Step("Stopped.", float(success), terminated=True, success=success, info=judged)
+        return Step(
+            "Stopped.",
+            float(success),
+            terminated=True,
+            success=success,
+            info={"answer_is_right": answered, "sites_are_right": unchanged},
+        )
 
-    def _current(self) -> _Episode:
-        if self._episode is None:
-            raise EnvironmentFailure(
-                "no episode has begun or it is over: reset before step and expert"
-            )
-        return self._episode
+    def expert(self) -> MoveExpert:
+        """Return an expert that plays from the beginning of the task."""
+        return self._expert(WebExpert(self._current().drawn.task).advise)
 
     def _show_page(self, episode: _Episode, action: str) -> str:
         page = episode.browser.observe()
         if not self._to_agentgym:
             return page
         return f"OBSERVATION:\n{page}\nOBJECTIVE: {episode.drawn.task.intent}\nPREVIOUS ACTION: {action}"
-
-    def _first(self, episode: _Episode) -> str:
-        if self._to_agentgym:
-            return self._show_page(episode, "None")
-        intent, page = episode.drawn.task.intent, episode.browser.observe()
-        reply = explain(self._format, COMMANDS)
-        if self._style == "full":
-            actions = "\n".join(
-                f"{c.words.replace('{', '').replace('}', '')}: {c.meaning}" for c in COMMANDS
-            )
-            return _FULL.format(
-                me=ME, actions=actions, home=HOME, reply=reply, intent=intent, page=page
-            )
-        sites = f"goto [{HOME}] lists the sites." if episode.drawn.start == HOME else ""
-        return "\n".join(
-            filter(
-                None,
-                (_COMPACT, sites, _COMPACT_REPLY.get(self._format, reply), f"Task: {intent}", page),
-            )
-        )

@@ -7,10 +7,11 @@ from hashlib import sha256
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Split, TaskSpec
+from horizonrl.envs.game import random_for
 from horizonrl.envs.worlds.webnav.page import Style
 from horizonrl.envs.worlds.webnav.task import Task
 from horizonrl.envs.worlds.webnav.templates.table import TEMPLATES, Template
-from horizonrl.envs.worlds.webnav.world import SIZES, World, build_world, random_for_world
+from horizonrl.envs.worlds.webnav.world import SIZES, World, build_world
 
 TASKS: Mapping[str, Mapping[Split, int]] = {
     "Shopping": {"test": 12, "train": 88},
@@ -79,7 +80,7 @@ def draw_task(task_id: str, style: Style) -> Drawn:
     for attempt in range(MAX_WORLDS):
         seed = f"{task_id}/{attempt}"
         world, wanted = (build_world(seed, SIZES[style]) for _ in range(2))
-        task = template(world, random_for_world(f"{seed}/task"))
+        task = template(world, random_for(f"{seed}/task"))
         if task is None:
             continue
         if task.effect is not None:

@@ -6,66 +6,29 @@ heart. Two worlds are equal when every record of every site is: what an agent di
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from random import Random
+
+from horizonrl.envs.game import random_for, words
 
 ME = "Robin Vale"
 """Who is signed in on every site."""
 
-FIRST = (
-    "Ada",
-    "Ben",
-    "Cleo",
-    "Dan",
-    "Eva",
-    "Finn",
-    "Gia",
-    "Hugo",
-    "Iris",
-    "Jack",
-    "Kim",
-    "Leo",
-    "Mia",
-    "Noah",
-    "Olga",
-)
-LAST = ("Park", "Stone", "Reed", "Cole", "Hart", "Wood", "Lane", "Ford", "Bell", "Cruz")
+FIRST = words("Ada Ben Cleo Dan Eva Finn Gia Hugo Iris Jack Kim Leo Mia Noah Olga")
+LAST = words("Park Stone Reed Cole Hart Wood Lane Ford Bell Cruz")
 KINDS_OF_PRODUCT = {
-    "Kitchen": ("Kettle", "Pan", "Toaster", "Mug", "Bowl", "Knife", "Blender", "Tray"),
-    "Garden": ("Shovel", "Hose", "Rake", "Planter", "Bench", "Lantern", "Trowel", "Gloves"),
-    "Office": ("Desk", "Chair", "Stapler", "Lamp", "Notebook", "Shelf", "Folder", "Clock"),
-    "Toys": ("Puzzle", "Robot", "Kite", "Doll", "Train", "Drum", "Yoyo", "Castle"),
-    "Sport": ("Ball", "Racket", "Helmet", "Rope", "Mat", "Skates", "Whistle", "Net"),
+    "Kitchen": words("Kettle Pan Toaster Mug Bowl Knife Blender Tray"),
+    "Garden": words("Shovel Hose Rake Planter Bench Lantern Trowel Gloves"),
+    "Office": words("Desk Chair Stapler Lamp Notebook Shelf Folder Clock"),
+    "Toys": words("Puzzle Robot Kite Doll Train Drum Yoyo Castle"),
+    "Sport": words("Ball Racket Helmet Rope Mat Skates Whistle Net"),
 }
-MAKES = ("Red", "Blue", "Green", "Oak", "Steel", "Tiny", "Giant", "Smart", "Classic", "Royal")
-KINDS_OF_PLACE = ("Cafe", "Museum", "Hotel", "Park", "Library", "Bank")
-PLACE_NAMES = (
-    "River",
-    "Sunset",
-    "Central",
-    "Maple",
-    "Harbor",
-    "Corner",
-    "Golden",
-    "Lotus",
-    "Union",
-    "Castle",
-)
+MAKES = words("Red Blue Green Oak Steel Tiny Giant Smart Classic Royal")
+KINDS_OF_PLACE = words("Cafe Museum Hotel Park Library Bank")
+PLACE_NAMES = words("River Sunset Central Maple Harbor Corner Golden Lotus Union Castle")
 CLOSING_TIMES = tuple(f"{hour}:00" for hour in range(15, 24))
 STREETS = ("Main Street", "High Street", "Mill Road", "Lake Avenue", "Church Lane", "Station Road")
-FORUMS = ("books", "cooking", "travel", "space")
-SUBJECTS = (
-    "tea",
-    "rain",
-    "maps",
-    "bread",
-    "trains",
-    "planets",
-    "novels",
-    "beaches",
-    "spices",
-    "comets",
-)
+FORUMS = words("books cooking travel space")
+SUBJECTS = words("tea rain maps bread trains planets novels beaches spices comets")
 QUESTIONS = (
     "Who likes {}?",
     "Tell me about {}",
@@ -73,9 +36,9 @@ QUESTIONS = (
     "My week with {}",
     "Why I love {}",
 )
-REPOS = ("compass", "teapot", "lantern", "anvil")
+REPOS = words("compass teapot lantern anvil")
 TROUBLES = ("crashes", "is slow", "looks wrong", "needs tests", "fails on Mondays", "loses data")
-PARTS = ("Login", "Search", "Export", "Menu", "Cache", "Upload", "Parser", "Logo")
+PARTS = words("Login Search Export Menu Cache Upload Parser Logo")
 REMARKS = (
     "Great value",
     "Broke at once",
@@ -85,9 +48,9 @@ REMARKS = (
     "Lovely colour",
 )
 
-STATUSES = ("pending", "shipped", "complete", "canceled")
-GROUPS = ("General", "Wholesale", "Retailer")
-LABELS = ("bug", "feature", "docs")
+STATUSES = words("pending shipped complete canceled")
+GROUPS = words("General Wholesale Retailer")
+LABELS = words("bug feature docs")
 MODES = {"walk": 12, "bike": 4, "drive": 2}
 """Minutes a block, by how one travels."""
 METRES_A_BLOCK = 100
@@ -231,13 +194,9 @@ def money(cents: int) -> str:
     return f"${cents // 100}.{cents % 100:02d}"
 
 
-def random_for_world(name: str) -> Random:
-    return Random(int.from_bytes(sha256(name.encode()).digest()))
-
-
 def build_world(seed: str, size: Size) -> World:
     """Return the world of a seed: names, prices and places are each given once."""
-    draw = random_for_world(seed)
+    draw = random_for(seed)
     people = _names(draw, FIRST, LAST, size.people)
     products = {slug(product.name): product for product in _products(draw, size)}
     return World(

@@ -150,7 +150,7 @@ def test_every_kind_of_action_reaches_the_page() -> None:
 def test_what_lies_under_something_else_is_not_clicked() -> None:
     async def scenario(environment: MiniWob) -> None:
         await environment.reset("login-user-0")
-        await environment._played._page.evaluate(  # type: ignore[union-attr]
+        await environment._game._page.evaluate(  # type: ignore[union-attr]
             "document.body.insertAdjacentHTML('beforeend', '<div style=\"position:fixed;inset:0\"></div>')"
         )
         assert (
@@ -164,7 +164,7 @@ def test_what_lies_under_something_else_is_not_clicked() -> None:
 def test_a_page_does_not_run_out_of_time_while_the_agent_thinks() -> None:
     async def scenario(environment: MiniWob) -> None:
         await environment.reset("click-test-0")
-        limit_ms = await environment._played._page.evaluate("core.EPISODE_MAX_TIME")  # type: ignore[union-attr]
+        limit_ms = await environment._game._page.evaluate("core.EPISODE_MAX_TIME")  # type: ignore[union-attr]
         assert limit_ms > 24 * 3600 * 1e3
 
     run(scenario)
@@ -272,8 +272,8 @@ def test_a_page_goes_nowhere_and_opens_no_window() -> None:
         for leaving in ("location.href = 'file:///etc/passwd'", "window.open('')",
                         "document.body.innerHTML += '<iframe src=file:///etc/passwd></iframe>'"):  # fmt: skip
             await environment.reset("click-test-0")
-            assert environment._played is not None
-            page = environment._played._page
+            assert environment._game is not None
+            page = environment._game._page
             url = page.url
             await page.evaluate(f"() => {{ {leaving} }}")
             await page.wait_for_timeout(200)

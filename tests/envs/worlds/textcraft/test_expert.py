@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.envs.formats import read_action
-from horizonrl.envs.worlds.textcraft.crafting import Crafting
-from horizonrl.envs.worlds.textcraft.expert import TextCraftExpert, recipes_needed, shortest_plan
+from horizonrl.envs.game import MoveExpert
+from horizonrl.envs.worlds.textcraft.crafting import COMMANDS, Crafting
+from horizonrl.envs.worlds.textcraft.expert import next_move, recipes_needed, shortest_plan
 from horizonrl.envs.worlds.textcraft.tasks import load_book
 
 BOOK = load_book()
@@ -14,9 +15,9 @@ BOOK = load_book()
 
 def turns_to_craft(world: Crafting) -> int:
     """Let the expert play to the goal; every one of its actions must be followed."""
-    expert, turns = TextCraftExpert(world, "plain"), 0
+    turns = 0
     while not world.crafted:
-        answer = world.follow(expert.act(""))
+        answer = world.follow(next_move(world).action)
         assert answer.startswith(("Got", "Crafted"))
         turns += 1
     return turns
@@ -83,12 +84,12 @@ def test_the_expert_uses_what_is_left_over() -> None:
     world = Crafting(BOOK, "chest")
     for command in ("get 2 birch logs", *["craft 4 birch planks using 1 birch logs"] * 2):
         world.follow(command)
-    assert TextCraftExpert(world, "plain").act("") == "craft 1 chest using 8 birch planks"
+    assert next_move(world).action == "craft 1 chest using 8 birch planks"
 
 
 def test_in_react_format_a_short_true_thought_goes_before_the_action() -> None:
     world = Crafting(BOOK, "chest")
-    expert = TextCraftExpert(world, "react")
+    expert = MoveExpert(lambda observation: next_move(world), "react", COMMANDS)
     replies = []
     while not world.crafted:
         replies.append(expert.act(""))
