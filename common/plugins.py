@@ -33,7 +33,9 @@ def load_function(key: str, path: str, *parameters: str) -> Callable[..., Any]:
 
     Raises ConfigError if there is none, if its module does not import, or if it cannot be called with `parameters`.
     """
-    module_name, _, name = path.partition(":")
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"{key} is {path!r}: name a function as MODULE:FUNCTION")
     try:
         with attributed(f"{key} = {path!r}", "cannot be imported", module_name):
             module = import_module(module_name)
@@ -70,9 +72,9 @@ def attributed(subject: str, trouble: str, module: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ConfigError(_described(error, subject, trouble, module)) from error
+        raise ConfigError(describe(error, subject, trouble, raised_at(error, module))) from error
     except Exception as error:  # the boundary: the package may be anybody's
-        raise ConfigError(_described(error, subject, trouble, module)) from error
+        raise ConfigError(describe(error, subject, trouble, raised_at(error, module))) from error
 
 
 def definition(function: Callable[..., Any]) -> str:
@@ -89,22 +91,23 @@ def source_line(function: Callable[..., Any]) -> str | None:
         return None
 
 
-def _described(error: Exception, subject: str, trouble: str, module: str) -> str:
-    line = (
-        f"{error.filename}:{error.lineno}"
-        if isinstance(error, SyntaxError)
-        else _raised_at(error, module)
-    )
+def describe(error: BaseException, subject: str, trouble: str, position: str) -> str:
+    """Return one line that says what a package's code raised, and where."""
     says = error.msg if isinstance(error, SyntaxError) else error
-    return f"{subject} {trouble}: {type(error).__name__}: {says} ({line})"
+    return f"{subject} {trouble}: {type(error).__name__}: {says} ({position})"
 
 
-def _raised_at(error: Exception, module: str) -> str:
-    """Return `file:line` of the last line of the package's code that ran, or the module if none did."""
+def raised_at(error: BaseException, module: str, otherwise: str | None = None) -> str:
+    """Return `file:line` of the last line of the package's code that ran.
+
+    If none did, `otherwise`, or else the module.
+    """
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
     package = module.partition(".")[0]
     frames = [
         f"{frame.f_code.co_filename}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
         if str(frame.f_globals.get("__name__")).partition(".")[0] == package
     ]
-    return frames[-1] if frames else f"module {module}"
+    return frames[-1] if frames else otherwise or f"module {module}"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from horizonrl.common.texts import read_object
 from horizonrl.envs.api import Reply, ToolCall, Tools
 
 WrittenFormat = Literal["react", "plain", "function", "code"]
@@ -101,13 +102,8 @@ def read_action(
 
 def read_call(call: ToolCall, commands: Sequence[Command]) -> str | Unreadable:
     """Return the action that a call of a tool names, with the limits of `read_action`."""
-    try:
-        arguments = (
-            json.loads(call.arguments or "{}") if len(call.arguments) < _MAX_CALL_CHARS else None
-        )
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    short = len(call.arguments) < _MAX_CALL_CHARS
+    if not short or (arguments := read_object(call.arguments or "{}")) is None:
         return Unreadable(
             f"The arguments of a call are a JSON object of at most {_MAX_CALL_CHARS} characters."
         )
@@ -232,12 +228,10 @@ def _read_react(text: str) -> str | Unreadable:
 def _read_function(text: str, commands: Sequence[Command]) -> str | Unreadable:
     # From the first brace to the last: models like to write words around the object.
     start, end = text.find("{"), text.rfind("}")
-    try:
-        call = json.loads(text[start : end + 1]) if 0 <= start < end < _MAX_CALL_CHARS else None
-    # `json` recurses once per bracket.
-    except (ValueError, RecursionError):
-        call = None
-    if not isinstance(call, dict):
+    if (
+        not 0 <= start < end < _MAX_CALL_CHARS
+        or (call := read_object(text[start : end + 1])) is None
+    ):
         return Unreadable(
             "There is no JSON object in the reply. Reply with one that names a function."
         )

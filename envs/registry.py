@@ -6,7 +6,6 @@ it raises ConfigError with the file and line, so that one broken package never h
 
 import inspect
 import sys
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pydantic import ValidationError
 
 from horizonrl.common.errors import ConfigError, HorizonError, MissingDependency, did_you_mean
 from horizonrl.common.imports import uncollected
-from horizonrl.common.plugins import definition
+from horizonrl.common.plugins import definition, describe, raised_at
 from horizonrl.envs.api import Environment, Split, TaskSpec, tool_user
 
 GROUP = "horizonrl.envs"
@@ -91,7 +90,8 @@ def attributed(env_id: str, trouble: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # the boundary: the package may be anybody's
         entry = _entry_points()[env_id][0]
-        package = entry.value.partition(":")[0].partition(".")[0]
+        module = entry.value.partition(":")[0]
+        package = module.partition(".")[0]
         missing = (
             (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         )
@@ -106,10 +106,11 @@ def attributed(env_id: str, trouble: str) -> Iterator[None]:
             if missing in ("", "horizonrl", package)
             else f": fix the import, or `pip install {missing}`"
         )
-        says = error.msg if isinstance(error, SyntaxError) else error
-        raise ConfigError(
-            f"environment {env_id!r} {trouble}: {type(error).__name__}: {says} ({_raised_at(error, entry)}){cure}"
-        ) from error
+        file = getattr(sys.modules.get(module), "__file__", None)
+        point = f"entry point {entry.name} = {entry.value}"
+        position = raised_at(error, module, ", ".join(filter(None, (file, point))))
+        said = describe(error, f"environment {env_id!r}", trouble, position)
+        raise ConfigError(said + cure) from error
 
 
 def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[TaskSpec]:
@@ -262,7 +263,8 @@ def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -
         return function(**options)
     except ValidationError as error:
         wrong = (
-            f"option {_place(e['loc'])}: {e['msg']} (got {e['input']!r})" for e in error.errors()
+            f"option {'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})"
+            for e in error.errors()
         )
         raise ConfigError(f"environment {env_id!r}: {'; '.join(wrong)}") from None
 
@@ -274,24 +276,3 @@ def _entry_points() -> Mapping[str, Sequence[EntryPoint]]:
     for entry in entry_points(group=GROUP):
         entries[entry.name].append(entry)
     return dict(entries)
-
-
-def _raised_at(error: BaseException, entry: EntryPoint) -> str:
-    """Return `file:line` of the last line of the package's own code, or the entry point if none of it ran."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"{error.filename}:{error.lineno}"
-    module = entry.value.partition(":")[0]
-    package = module.partition(".")[0]
-    frames = [
-        f"{frame.f_code.co_filename}:{line}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] == package
-    ]
-    if frames:
-        return frames[-1]
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return ", ".join(filter(None, [file, f"entry point {entry.name} = {entry.value}"]))
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location))

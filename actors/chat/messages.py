@@ -1,12 +1,12 @@
 """A conversation's messages, as a chat template reads them and with what is dangerous in them disguised."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.texts import read_object
 from horizonrl.envs.api import ToolCall, Tools
 
 __all__ = [
@@ -102,7 +102,7 @@ def as_template_reads(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
                 {
                     "id": call_id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": arguments_of(call)},
+                    "function": {"name": call.name, "arguments": read_arguments(call)},
                 }
                 for (call_id, _), call in zip(called, message.calls, strict=True)
             ]
@@ -110,13 +110,9 @@ def as_template_reads(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return conversation
 
 
-def arguments_of(call: ToolCall) -> dict[str, Any]:
+def read_arguments(call: ToolCall) -> dict[str, Any]:
     """Return the arguments as templates take them. Raises ConfigError if they are no JSON object."""
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    if (arguments := read_object(call.arguments or "{}")) is None:
         raise ConfigError(
             f"the arguments of a call of {call.name[:80]!r} are no JSON object: {call.arguments[:80]!r}"
         )

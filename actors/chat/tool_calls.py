@@ -4,7 +4,6 @@ A reply is made of whole calls or it is text. A call that was cut off, that is m
 the whole reply into text, because nobody may guess at what a policy meant.
 """
 
-import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from horizonrl.actors.chat.messages import THINK, THOUGHT, ChatMessage
 from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.imports import uncollected
+from horizonrl.common.texts import read_object
 from horizonrl.envs.api import ToolCall, Tools
 
 FINDER = "horizonrl.actors.engines.vllm_tools"
@@ -125,14 +125,6 @@ def whole_or_text(text: str, syntax: CallSyntax, content: str, calls: Sequence[T
             return Parsed(answer, reasoning)
     if not calls:
         return Parsed(answer, reasoning)
-    if not all(is_object(call.arguments) and call.name for call in calls):
+    if not all(call.name and read_object(call.arguments) is not None for call in calls):
         return Parsed(answer, reasoning)
     return Parsed(content, reasoning, tuple(calls))
-
-
-def is_object(arguments: str) -> bool:
-    """Return whether a text is a JSON object."""
-    try:
-        return isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -64,6 +64,16 @@ class CallRefused(Exception):
         }
 
 
+def episode_over() -> CallRefused:
+    """Return the refusal of a call under the key of an episode that has ended."""
+    return CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
+
+
+def invalid_request(message: str, parameter: str | None = None) -> CallRefused:
+    """Return the refusal of a body that has another form than its API says."""
+    return CallRefused(400, "invalid_request", message, parameter)
+
+
 @dataclass(frozen=True, slots=True)
 class CallRequest:
     """What a program asks for."""
@@ -165,7 +175,7 @@ def make_tools(tools: Any, nested: bool) -> Tools:
     if tools is None:
         return ()
     if not isinstance(tools, list):
-        raise CallRefused(400, "invalid_request", "tools is no list", "tools")
+        raise invalid_request("tools is no list", "tools")
     return tuple(_tool(tool, nested) for tool in tools if not _is_hosted(tool))
 
 
@@ -186,25 +196,13 @@ def _tool(tool: Any, nested: bool) -> dict[str, Any]:
             if nested
             else '{"type": "function", "name": ...}'
         )
-        raise CallRefused(
-            400, "invalid_request", f"a tool has the form {form}, not {tool!r:.100}", "tools"
-        )
+        raise invalid_request(f"a tool has the form {form}, not {tool!r:.100}", "tools")
     if not isinstance(function.get("name"), str) or not isinstance(
         function.get("parameters") or {}, dict
     ):
-        raise CallRefused(
-            400,
-            "invalid_request",
-            "a tool's function has a name and a schema of parameters",
-            "tools",
-        )
+        raise invalid_request("a tool's function has a name and a schema of parameters", "tools")
     if not isinstance(function.get("description") or "", str):
-        raise CallRefused(
-            400,
-            "invalid_request",
-            f"the description of {function['name']!r:.100} is no text",
-            "tools",
-        )
+        raise invalid_request(f"the description of {function['name']!r:.100} is no text", "tools")
     described = {
         "name": function["name"],
         "description": function.get("description") or "",
@@ -213,7 +211,7 @@ def _tool(tool: Any, nested: bool) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def text_of(content: Any) -> str:
+def read_text(content: Any) -> str:
     """Return a message's content as one text. Raises CallRefused for anything but text."""
     if content is None:
         return ""

@@ -15,8 +15,9 @@ from horizonrl.actors.gateway.calls import (
     clean,
     ignored_parameters,
     in_order_of_calls,
+    invalid_request,
     make_tools,
-    text_of,
+    read_text,
     with_words,
 )
 
@@ -49,7 +50,7 @@ def parse(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
         messages=messages,
         tools=make_tools(body.get("tools"), nested=True),
         may_call=body.get("tool_choice") != "none",
-        max_tokens=limit_of(body, "max_completion_tokens", "max_tokens"),
+        max_tokens=read_limit(body, "max_completion_tokens", "max_tokens"),
         stop=_stops(body.get("stop")),
         logprobs=bool(body.get("logprobs")),
         ignored=ignored_parameters(body, messages)
@@ -57,15 +58,13 @@ def parse(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
     )
 
 
-def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
+def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
     """Return the first limit that a body has."""
     for name in names:
         value = body.get(name)
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise CallRefused(
-                    400, "invalid_request", f"{name} is {value!r}: it is a number of tokens", name
-                )
+                raise invalid_request(f"{name} is {value!r}: it is a number of tokens", name)
             return value
     return None
 
@@ -83,37 +82,26 @@ def _stops(value: Any) -> tuple[str, ...]:
         or len(stops) > MOST_STOPS
         or not all(isinstance(stop, str) and stop for stop in stops)
     ):
-        raise CallRefused(
-            400, "invalid_request", f"stop is a text or a list of up to {MOST_STOPS}", "stop"
-        )
+        raise invalid_request(f"stop is a text or a list of up to {MOST_STOPS}", "stop")
     return stops
 
 
 def conversation(value: Any, replies: Replies) -> tuple[ChatMessage, ...]:
     """Return a body's messages, tool results in the order of the calls that they answer."""
     if not isinstance(value, list) or not value:
-        raise CallRefused(
-            400, "invalid_request", "messages is a list of at least one message", "messages"
-        )
+        raise invalid_request("messages is a list of at least one message", "messages")
     messages: list[ChatMessage] = []
     results: list[tuple[str, ChatMessage]] = []
     call_ids: Sequence[str] = ()
     for one in value:
         if not isinstance(one, dict):
-            raise CallRefused(
-                400, "invalid_request", f"a message is an object, not {one!r:.100}", "messages"
-            )
+            raise invalid_request(f"a message is an object, not {one!r:.100}", "messages")
         role = one.get("role")
         if role != "assistant" and one.get("content") is None:
-            raise CallRefused(
-                400,
-                "invalid_request",
-                f"a message of role {role!r:.100} has no content",
-                "messages",
-            )
+            raise invalid_request(f"a message of role {role!r:.100} has no content", "messages")
         if role == "tool":
             results.append(
-                (str(one.get("tool_call_id")), ChatMessage("tool", text_of(one.get("content"))))
+                (str(one.get("tool_call_id")), ChatMessage("tool", read_text(one.get("content"))))
             )
             continue
         messages += in_order_of_calls(call_ids, results)
@@ -121,19 +109,15 @@ def conversation(value: Any, replies: Replies) -> tuple[ChatMessage, ...]:
         if role == "assistant":
             calls = one.get("tool_calls") or []
             if not isinstance(calls, list):
-                raise CallRefused(
-                    400, "invalid_request", f"tool_calls is a list, not {calls!r:.100}", "messages"
-                )
+                raise invalid_request(f"tool_calls is a list, not {calls!r:.100}", "messages")
             call_ids = [str(call.get("id")) for call in calls if isinstance(call, dict)]
             messages.append(with_words(_reply(one, calls), call_ids, replies))
         elif role in ("system", "developer"):
-            messages.append(ChatMessage("system", text_of(one.get("content"))))
+            messages.append(ChatMessage("system", read_text(one.get("content"))))
         elif role == "user":
-            messages.append(ChatMessage("user", text_of(one.get("content"))))
+            messages.append(ChatMessage("user", read_text(one.get("content"))))
         else:
-            raise CallRefused(
-                400, "invalid_request", f"no message has the role {role!r:.100}", "messages"
-            )
+            raise invalid_request(f"no message has the role {role!r:.100}", "messages")
     return (*messages, *in_order_of_calls(call_ids, results))
 
 
@@ -149,16 +133,14 @@ def _reply(one: Mapping[str, Any], calls: list[Any]) -> ChatMessage:
         )
     reasoning = next((one[name] for name in REASONING if isinstance(one.get(name), str)), "")
     return ChatMessage(
-        "assistant", text_of(one.get("content")), tuple(map(_call, calls)), clean(reasoning)
+        "assistant", read_text(one.get("content")), tuple(map(_call, calls)), clean(reasoning)
     )
 
 
 def _call(call: Any) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise CallRefused(
-            400, "invalid_request", f"a tool call has a function with a name, not {call!r:.100}"
-        )
+        raise invalid_request(f"a tool call has a function with a name, not {call!r:.100}")
     arguments = function.get("arguments") or ""
     return ToolCall(
         clean(function["name"]),
@@ -166,7 +148,7 @@ def _call(call: Any) -> ToolCall:
     )
 
 
-def reply_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def write_reply(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a `chat.completion`."""
     message: dict[str, Any] = {
         "role": "assistant",
@@ -192,7 +174,7 @@ def reply_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str
     }
 
 
-def events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> Iterator[str]:
+def write_events(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the events of a stream: the whole reply in one chunk for each of its parts."""
     envelope = _envelope(reply_id, body, "chat.completion.chunk")
 

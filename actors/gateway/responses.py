@@ -16,12 +16,13 @@ from horizonrl.actors.gateway.calls import (
     clean,
     ignored_parameters,
     in_order_of_calls,
+    invalid_request,
     make_tools,
+    read_text,
     reply_name,
-    text_of,
     with_words,
 )
-from horizonrl.actors.gateway.chat_completions import limit_of, marks, sse
+from horizonrl.actors.gateway.chat_completions import marks, read_limit, sse
 
 PATH = "responses"
 REFUSED = ("conversation", "prompt", "background")
@@ -38,11 +39,11 @@ def parse_response_request(body: dict[str, Any], replies: Replies = NO_REPLIES) 
     input = body.get("input")
     items = [{"role": "user", "content": input}] if isinstance(input, str) else input
     if not isinstance(items, list) or not items:
-        raise CallRefused(400, "invalid_request", "input is a text or a list of items", "input")
+        raise invalid_request("input is a text or a list of items", "input")
     instructions = body.get("instructions")
     if not isinstance(instructions, str | None):
-        raise CallRefused(400, "invalid_request", "instructions is a text", "instructions")
-    system = [ChatMessage("system", text_of(instructions))] if instructions else []
+        raise invalid_request("instructions is a text", "instructions")
+    system = [ChatMessage("system", read_text(instructions))] if instructions else []
     conversation = _Items(replies)
     if body.get("previous_response_id") is not None:
         conversation.go_on_from(str(body["previous_response_id"]))
@@ -51,7 +52,7 @@ def parse_response_request(body: dict[str, Any], replies: Replies = NO_REPLIES) 
         messages=messages,
         tools=make_tools(body.get("tools"), nested=False),
         may_call=body.get("tool_choice") != "none",
-        max_tokens=limit_of(body, "max_output_tokens"),
+        max_tokens=read_limit(body, "max_output_tokens"),
         ignored=ignored_parameters(body, messages),
         instructed=bool(system),
     )
@@ -72,9 +73,7 @@ class _Items:
         name = reply_name(response_id)
         past = self._replies.get(name)
         if past is None or response_id != f"resp_{name}":
-            raise CallRefused(
-                400,
-                "invalid_request",
+            raise invalid_request(
                 f"no response of this episode is {response_id!r:.100}: send the whole input",
                 "previous_response_id",
             )
@@ -85,9 +84,7 @@ class _Items:
     def of(self, items: list[Any]) -> tuple[ChatMessage, ...]:
         for item in items:
             if not isinstance(item, dict):
-                raise CallRefused(
-                    400, "invalid_request", f"an item is an object, not {item!r:.100}", "input"
-                )
+                raise invalid_request(f"an item is an object, not {item!r:.100}", "input")
             self._add(item)
         self._flush()
         return tuple(self._messages)
@@ -100,21 +97,18 @@ class _Items:
                     self._reply is not None and (self._reply.content or self._reply.calls)
                 ):
                     self._flush()
-                self._extend(content=text_of(item.get("content")))
+                self._extend(content=read_text(item.get("content")))
             case "message":
                 self._flush()
                 role = "user" if item.get("role") == "user" else "system"
                 if item.get("role") not in ("user", "system", "developer"):
-                    raise CallRefused(
-                        400,
-                        "invalid_request",
-                        f"no item has the role {item.get('role')!r:.100}",
-                        "input",
+                    raise invalid_request(
+                        f"no item has the role {item.get('role')!r:.100}", "input"
                     )
-                self._messages.append(ChatMessage(role, text_of(item.get("content"))))  # type: ignore[arg-type]
+                self._messages.append(ChatMessage(role, read_text(item.get("content"))))  # type: ignore[arg-type]
             case "reasoning":
                 self._flush()
-                self._extend(reasoning=text_of(item.get("content") or item.get("summary")))
+                self._extend(reasoning=read_text(item.get("content") or item.get("summary")))
             case "function_call":
                 call_id = str(item.get("call_id"))
                 if self._results and not self._same_reply(call_id):
@@ -126,7 +120,7 @@ class _Items:
                 self._extend(call=call)
             case "function_call_output":
                 self._results.append(
-                    (str(item.get("call_id")), ChatMessage("tool", text_of(item.get("output"))))
+                    (str(item.get("call_id")), ChatMessage("tool", read_text(item.get("output"))))
                 )
             case "item_reference":
                 self._add(self._find_item(str(item.get("id"))))
@@ -143,7 +137,7 @@ class _Items:
             if item["id"] == item_id:
                 return item
         message = f"no reply of this episode has the item {item_id!r:.100}: send the item itself"
-        raise CallRefused(400, "invalid_request", message, "input")
+        raise invalid_request(message, "input")
 
     def _same_reply(self, call_id: str) -> bool:
         """Return whether a call belongs to the reply of the call before it, whose result stands between them."""
@@ -165,7 +159,7 @@ class _Items:
         self._reply, self._call_ids, self._results = None, [], []
 
 
-def response_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def write_response(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a `response`."""
     tokens = answer.reply_tokens
     cut = answer.finish == "length"
@@ -184,7 +178,7 @@ def response_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[
     }
 
 
-def response_events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> Iterator[str]:
+def write_response_events(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the events of a stream: each item is added, filled and done."""
     numbers = count()
 
@@ -198,7 +192,7 @@ def response_events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -
     }
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
-    whole = response_of(answer, reply_id, body)
+    whole = write_response(answer, reply_id, body)
     for index, item in enumerate(whole["output"]):
         where = {"item_id": item["id"], "output_index": index}
         empty = item | {"status": "in_progress"} | {key: [] for key in ("content",) if key in item}

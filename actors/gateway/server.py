@@ -10,7 +10,6 @@ an episode that is being played, nothing is served.
 
 import asyncio
 import contextlib
-import json
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -33,6 +32,8 @@ from horizonrl.actors.gateway.calls import (
     CallRefused,
     CallRequest,
     Replies,
+    episode_over,
+    invalid_request,
 )
 from horizonrl.actors.gateway.session import Call, Session
 from horizonrl.actors.policy import Policy
@@ -40,7 +41,7 @@ from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.lag import turn
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import GATEWAY_CALLS, Metrics
-from horizonrl.common.texts import printable
+from horizonrl.common.texts import printable, read_object
 from horizonrl.common.types import Ticket
 from horizonrl.envs import registry
 
@@ -72,10 +73,10 @@ class Api:
 
 APIS = {
     chat_completions.PATH: Api(
-        chat_completions.parse, chat_completions.reply_of, chat_completions.events_of
+        chat_completions.parse, chat_completions.write_reply, chat_completions.write_events
     ),
     responses.PATH: Api(
-        responses.parse_response_request, responses.response_of, responses.response_events_of
+        responses.parse_response_request, responses.write_response, responses.write_response_events
     ),
 }
 
@@ -149,9 +150,7 @@ class Gateway:
             if (session := self._sessions.get(key)) is not None:
                 return session
         if not self._ended.keys().isdisjoint(keys):
-            raise CallRefused(
-                409, "episode_over", "the episode has ended: its key is not valid any more"
-            )
+            raise episode_over()
         raise CallRefused(
             401,
             "invalid_api_key",
@@ -194,7 +193,7 @@ class Gateway:
             return self._refused(refused, session)
         except RecursionError:
             nested = "the body's objects and lists are nested too deeply"
-            return self._refused(CallRefused(400, "invalid_request", nested), session)
+            return self._refused(invalid_request(nested), session)
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
         served = ", ".join(("models", *APIS))
@@ -310,9 +309,7 @@ def _headers(answer: Answer) -> dict[str, str]:
 def _trained(request: web.Request) -> bool:
     said = request.headers.get(TRAIN_HEADER, "1").strip()
     if said not in ("0", "1"):
-        raise CallRefused(
-            400, "invalid_request", f"{TRAIN_HEADER} is 0 or 1, not {said!r:.100}", TRAIN_HEADER
-        )
+        raise invalid_request(f"{TRAIN_HEADER} is 0 or 1, not {said!r:.100}", TRAIN_HEADER)
     return said == "1"
 
 
@@ -320,7 +317,7 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except (ConnectionError, web.RequestPayloadError):
-        raise CallRefused(400, "invalid_request", "the body ended before it was whole") from None
+        raise invalid_request("the body ended before it was whole") from None
     except web.HTTPRequestEntityTooLarge:
         raise CallRefused(
             413, "request_too_large", f"a body has at most {BODY_BYTES} bytes"
@@ -328,16 +325,12 @@ async def _body(request: web.Request) -> bytes:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise CallRefused(400, "invalid_request", "the body is no JSON object")
+    if (body := read_object(raw)) is None:
+        raise invalid_request("the body is no JSON object")
     if not isinstance(body.get("stream") or False, bool):
-        raise CallRefused(400, "invalid_request", "stream is true or false", "stream")
+        raise invalid_request("stream is true or false", "stream")
     if not isinstance(body.get("stream_options") or {}, dict):
-        raise CallRefused(400, "invalid_request", "stream_options is an object", "stream_options")
+        raise invalid_request("stream_options is an object", "stream_options")
     return body
 
 

@@ -17,7 +17,14 @@ from secrets import token_hex, token_urlsafe
 from horizonrl.actors.chat.messages import ChatMessage
 from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.chat.tool_calls import NoCalls, ToolParser
-from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest, PastReply, SampledToken
+from horizonrl.actors.gateway.calls import (
+    Answer,
+    CallRefused,
+    CallRequest,
+    PastReply,
+    SampledToken,
+    episode_over,
+)
 from horizonrl.actors.gateway.matching import MatchingGraph, SampledCall, TooManyBranches
 from horizonrl.actors.policy import Generation, Policy
 from horizonrl.actors.stops import REFUSAL_STOPS
@@ -103,7 +110,7 @@ class Session:
         one if no client has.
         """
         if self._closed:
-            raise _over()
+            raise episode_over()
         lost = (call for call in self._calls.get(digest, ()) if call.lost)
         if retried and (repeated := next(lost, None)) is not None:
             self._count("replayed")
@@ -262,7 +269,7 @@ class Session:
     def _end(self, call: Call, task: asyncio.Task[Answer | CallRefused]) -> None:
         """Answer a call. Not part of its task, of which no line runs if it is cancelled before its first step."""
         self._in_flight.discard(task)
-        result = _over() if task.cancelled() else task.result()
+        result = episode_over() if task.cancelled() else task.result()
         if isinstance(result, CallRefused):
             self.graph.release(call.sample)
             self._reserved -= 1  # nothing was sampled
@@ -349,10 +356,6 @@ def _chars(request: CallRequest) -> int:
         # An empty message has a role all the same.
         chars += len(message.content) + len(message.reasoning) + arguments + LIKELY_CHARS
     return chars
-
-
-def _over() -> CallRefused:
-    return CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
 
 
 def _unavailable(error: PolicyFailure) -> CallRefused:

@@ -4,12 +4,12 @@ A task is `seed-NUMBER`. Gymnasium has no environments of text itself, so `id` n
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.plugins import load_function
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
@@ -105,8 +105,8 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
                 # Its checkers warn of what a text environment does on purpose.
                 environment = gymnasium.make(self._id, disable_env_checker=True)
                 if self._wrapper:
-                    module, _, name = self._wrapper.partition(":")
-                    environment = getattr(import_module(module), name)(environment)
+                    wrap = load_function("options.wrapper", self._wrapper, "environment")
+                    environment = wrap(environment)
         except (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"gymnasium cannot make id {self._id!r} with wrapper {self._wrapper!r} ({error}): id is a "

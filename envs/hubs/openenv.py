@@ -21,6 +21,7 @@ from aiohttp import (
 from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
+from horizonrl.common.texts import read_object
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import Chars, clip, readable, whole
 from horizonrl.envs.game import hashed_split
@@ -204,11 +205,8 @@ async def _read(channel: ClientWebSocketResponse, answers: "asyncio.Queue[WSMess
 
 def _data(text: str, kind: str) -> Mapping[str, Any]:
     """Return the data of an answer. Raises EnvironmentFailure for an error or for anything else."""
-    try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict) or not isinstance(data := answer.get("data"), dict):
+    answer = read_object(text)
+    if answer is None or not isinstance(data := answer.get("data"), dict):
         raise EnvironmentFailure(
             f"openenv: the answer to {kind} is no message of the protocol: {clip(text)!r}"
         )

@@ -13,6 +13,7 @@ from mcp_types import Tool
 from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.plugins import load_function
 from horizonrl.envs.api import Observation, Step, TaskSpec, ToolCall, Tools
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, readable, whole
 from horizonrl.envs.game import refuse_move
@@ -22,7 +23,6 @@ from horizonrl.envs.mcp.tasks import (
     MadeCall,
     McpTask,
     grade_answer,
-    load_grader,
     load_tasks,
 )
 
@@ -77,7 +77,7 @@ class McpTools:
             )
         self.version = f"{self.version} sha256:{file.digest[:16]}"
         self._tasks = file.tasks
-        self._grader = load_grader(grader)
+        self._grader = load_function("options.grader", grader, "answered")
         self._server = Server(command, url, directory, variables)
         self._show = show
         self._max_chars = max_observation_chars

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,22 +90,6 @@ def _load(path: Path) -> TaskFile:
     if not tasks:
         raise ConfigError(f"{path} holds no tasks; one is {FORM}")
     return TaskFile(sha256(content).hexdigest(), tasks)
-
-
-def load_grader(reference: str) -> Grader:
-    """Import `module:function`. Raises ConfigError."""
-    module, colon, function = reference.partition(":")
-    if not colon:
-        raise ConfigError(f"options.grader is {reference!r}: name a function as MODULE:FUNCTION")
-    try:
-        grader: Grader = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"options.grader is {reference!r}, which cannot be imported: {error}"
-        ) from None
-    if not callable(grader):
-        raise ConfigError(f"options.grader is {reference!r}, which is no function")
-    return grader
 
 
 async def grade_answer(grader: Grader, answered: Answered) -> float:

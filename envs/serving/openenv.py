@@ -5,11 +5,11 @@
 {"type": "state"}, {"type": "close"}
 """
 
-import json
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from horizonrl.common.texts import read_object
 from horizonrl.envs.serving.episodes import Episodes, Refusal, Way
 
 
@@ -41,11 +41,8 @@ async def converse(request: web.Request, episodes: Episodes, way: Way) -> web.We
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict) or not isinstance(data := message.get("data", {}), dict):
+    message = read_object(text)
+    if message is None or not isinstance(data := message.get("data", {}), dict):
         raise Refusal("bad_request", 'a message is {"type": ..., "data": {...}}')
     return str(message.get("type")), data
 

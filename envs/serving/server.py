@@ -22,6 +22,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.lag import LoopLag
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import Service, until_stopped
+from horizonrl.common.texts import read_object
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import SERVED, Dialect, part_actions
 from horizonrl.envs.agentgym.doors import make_door, number_tasks, task_named, vocabulary
@@ -279,10 +280,6 @@ class DialectRoutes:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.read())
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
+    if (body := read_object(await request.read())) is None:
         raise Refusal("bad_request", "the body is no JSON object")
     return body

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
+from horizonrl.common.texts import read_object
 from horizonrl.envs.api import Step, TaskSpec, ToolCall
 from horizonrl.envs.bounds import clip
 from horizonrl.envs.formats import Unreadable, bound_length, write_value
@@ -191,11 +192,7 @@ def _tasks(env_id: str, domain: Domain) -> dict[str, TaskSpec]:
 
 def _arguments(text: str | None) -> dict[str, str] | None:
     """Return a call's arguments as texts, or None if they are not a JSON object of texts and numbers."""
-    try:
-        parsed = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(parsed, dict):
+    if (parsed := read_object(text or "{}")) is None:
         return None
     arguments = {name: write_value(value) for name, value in parsed.items()}
     texts = {name: text for name, text in arguments.items() if text is not None}

@@ -325,7 +325,7 @@ def test_a_grader_that_fails_is_a_broken_episode(path: Path, grader: str, reason
             "one bearer token",
         ),
         ({"grader": "nothing"}, "MODULE:FUNCTION"),
-        ({"grader": "json:nothing"}, "cannot be imported"),
+        ({"grader": "json:nothing"}, "has no function 'nothing'"),
         ({"grader": "tests.envs.mcp.test_mcp:PATH"}, "no function"),
     ],
 )
