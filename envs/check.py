@@ -186,8 +186,6 @@ async def _unknown_task_is_refused(subject: Subject) -> str:
         await subject.reset(environment, "no such task \N{SNOWMAN}")
     except ConfigError as error:
         return str(error)
-    finally:
-        await environment.close()
     raise Violation("reset of a task that does not exist raised no ConfigError", "reset")
 
 
@@ -207,7 +205,6 @@ async def _expert_solves(subject: Subject) -> str:
                 f"{show(steps[-1].observation)}"
             )
         turns.append(len(steps))
-    await environment.close()
     if not turns:
         raise Violation(
             f"expert() raised EnvironmentFailure after the reset of each of {len(subject.task_ids)} tasks",
@@ -241,8 +238,6 @@ async def _episodes_repeat(subject: Subject) -> str:
             raise Violation(
                 f"task {task_id!r} took {len(steps)} turns in one instance and {len(repeated)} in another"
             )
-    await one.close()
-    await other.close()
     return f"{len(subject.task_ids)} tasks, twice"
 
 
@@ -253,7 +248,6 @@ async def _an_episode_ends_once(subject: Subject) -> str:
     ended = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
     if ended:
         await _expect_failure(subject, environment, "after the end")
-    await environment.close()
     if not ended:
         return "a step before reset is refused; no episode ended here, so a step after the end was not tried"
     return "a step before reset or after the end is refused"
@@ -282,7 +276,6 @@ async def _no_text_breaks_it(subject: Subject) -> str:
             step = await subject.answer(environment, reply)
             if step.terminated or step.truncated:
                 await subject.reset(environment, task_id)
-    await environment.close()
     return f"{len(replies)} odd replies"
 
 
@@ -301,7 +294,6 @@ async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     if await subject.reset(environment, task_id) != first:
         raise Violation("the reset after a cancelled step began a different episode", "reset")
     _, steps = await subject.play(environment, task_id)
-    await environment.close()
     if expert and not steps[-1].success:
         raise Violation("the expert could not solve the task after a cancelled step and a reset")
     return f"cancelled, reset, {'solved' if expert else 'played'}"
@@ -337,7 +329,6 @@ async def _tools_are_described(subject: Subject) -> str:
         return "skipped: it is played in words"
     await subject.reset(environment, subject.task_ids[0])
     tools = user.tools()
-    await environment.close()
     for tool in tools:
         match tool:
             case {

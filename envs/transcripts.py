@@ -22,7 +22,6 @@ from pydantic import (
     AliasChoices,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
@@ -55,9 +54,11 @@ def _as_json(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
-class CalledFunction(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Frozen(BaseModel, frozen=True):
+    """A part of a record; it never changes."""
 
+
+class CalledFunction(Frozen, extra="forbid"):
     name: Annotated[str, Field(min_length=1)]
     arguments: Annotated[TurnText, BeforeValidator(_as_json)]
 
@@ -74,36 +75,28 @@ class CalledFunction(BaseModel):
         return self
 
 
-class RecordedCall(BaseModel):
+class RecordedCall(Frozen):
     """A call of a tool in OpenAI's form."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class ToolFunction(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")
-
+class ToolFunction(Frozen, extra="allow"):
     name: Annotated[str, Field(min_length=1)]
     parameters: dict[str, Any]
 
 
-class RecordedTool(BaseModel):
+class RecordedTool(Frozen):
     """A tool in OpenAI's form."""
-
-    model_config = ConfigDict(frozen=True)
 
     type: Literal["function"]
     function: ToolFunction
 
 
-class Message(BaseModel):
+class Message(Frozen, extra="forbid"):
     """One message of a record. Unknown keys are rejected, because they may change its meaning."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["human", "gpt", "user", "assistant", "system", "tool"] = Field(
         validation_alias=AliasChoices("from", "role")
@@ -143,10 +136,8 @@ class Message(BaseModel):
         return self
 
 
-class Conversation(BaseModel):
+class Conversation(Frozen):
     """One record of a file. Other keys are ignored."""
-
-    model_config = ConfigDict(frozen=True)
 
     item_id: (
         Annotated[str, Field(min_length=1, max_length=240, coerce_numbers_to_str=True)] | None
@@ -157,10 +148,8 @@ class Conversation(BaseModel):
     tools: tuple[RecordedTool, ...] = ()
 
 
-class Outcome(BaseModel):
+class Outcome(Frozen):
     """The part of a record that says how its episode ended."""
-
-    model_config = ConfigDict(frozen=True)
 
     item_id: str | int | None = None
     reward: float | None = None
@@ -190,10 +179,8 @@ class AnsweredCall:
     result: str
 
 
-class Transcript(BaseModel):
+class Transcript(Frozen):
     """An episode to replay: the prompt, then turns and observations in alternation."""
-
-    model_config = ConfigDict(frozen=True)
 
     prompt: TurnText
     turns: Annotated[tuple[str, ...], Field(max_length=MAX_TURNS)]

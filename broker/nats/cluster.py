@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import aiohttp
@@ -136,12 +135,7 @@ class EmbeddedCluster:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
 

@@ -14,7 +14,6 @@ import signal
 import time
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 import aiohttp
@@ -319,12 +318,7 @@ class EmbeddedServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
 

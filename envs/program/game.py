@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from horizonrl.envs import registry
@@ -60,13 +59,8 @@ class Game:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
             self.save()
         self.close()
 

@@ -24,24 +24,33 @@ MINIGRID = "3.2.0"
 
 Levels = Literal["agentgym", "all"]
 
-OBJ_S6 = "GoToObjS6-v1"
-LEVELS = (
-    ("GoToRedBallGrey-v0", "GoTo"), ("GoToRedBall-v0", "GoTo"), ("GoToRedBallNoDists-v0", "GoTo"),
-    (OBJ_S6, "GoTo"), ("GoToLocalS8N7-v0", "GoTo"), ("GoToObjMazeS7-v0", "GoTo"),
-    ("GoToImpUnlock-v0", "GoTo"), ("GoToSeqS5R2-v0", "GoTo"), ("GoToRedBlueBall-v0", "GoTo"),
-    ("GoToDoor-v0", "GoTo"), ("GoToObjDoor-v0", "GoTo"), ("Open-v0", "Open"), ("OpenRedDoor-v0", "Open"),
-    ("OpenDoorLoc-v0", "Open"), ("OpenRedBlueDoorsDebug-v0", "Open"), ("OpenDoorsOrderN4Debug-v0", "Open"),
-    ("Pickup-v0", "PickupMaze"), ("UnblockPickup-v0", "PickupMaze"), ("PickupLoc-v0", "Pickup"),
-    ("PickupDistDebug-v0", "Pickup"), ("PickupAbove-v0", "Pickup"), ("PutNextLocalS6N4-v0", "PutNext"),
-    ("PutNextS7N4Carrying-v0", "PutNext"), ("Unlock-v0", "Unlock"), ("UnlockLocalDist-v0", "Unlock"),
-    ("KeyInBox-v0", "Unlock"), ("UnlockPickupDist-v0", "Unlock"), ("BlockedUnlockPickup-v0", "Unlock"),
-    ("UnlockToUnlock-v0", "Unlock"), ("ActionObjDoor-v0", "AOD"), ("FindObjS7-v0", "FindObj"),
-    ("KeyCorridorS6R3-v0", "KeyCorridor"), ("OneRoomS20-v0", "Room"), ("MoveTwoAcrossS8N9-v0", "PutNext"),
-    ("SynthS5R2-v0", "Synth"), ("SynthLoc-v0", "SynthLoc"), ("SynthSeq-v0", "Synth"),
-    ("MiniBossLevel-v0", "Boss"), ("BossLevel-v0", "Boss"), ("BossLevelNoUnlock-v0", "Boss"),
-)  # fmt: skip
+_FAMILIES = """\
+GoTo: GoToRedBallGrey-v0 GoToRedBall-v0 GoToRedBallNoDists-v0 GoToObjS6-v1 GoToLocalS8N7-v0
+GoTo: GoToObjMazeS7-v0 GoToImpUnlock-v0 GoToSeqS5R2-v0 GoToRedBlueBall-v0 GoToDoor-v0
+GoTo: GoToObjDoor-v0
+Open: Open-v0 OpenRedDoor-v0 OpenDoorLoc-v0 OpenRedBlueDoorsDebug-v0 OpenDoorsOrderN4Debug-v0
+PickupMaze: Pickup-v0 UnblockPickup-v0
+Pickup: PickupLoc-v0 PickupDistDebug-v0 PickupAbove-v0
+PutNext: PutNextLocalS6N4-v0 PutNextS7N4Carrying-v0
+Unlock: Unlock-v0 UnlockLocalDist-v0 KeyInBox-v0 UnlockPickupDist-v0 BlockedUnlockPickup-v0
+Unlock: UnlockToUnlock-v0
+AOD: ActionObjDoor-v0
+FindObj: FindObjS7-v0
+KeyCorridor: KeyCorridorS6R3-v0
+Room: OneRoomS20-v0
+PutNext: MoveTwoAcrossS8N9-v0
+Synth: SynthS5R2-v0
+SynthLoc: SynthLoc-v0
+Synth: SynthSeq-v0
+Boss: MiniBossLevel-v0 BossLevel-v0 BossLevelNoUnlock-v0
+"""
+LEVELS = tuple(
+    (name, family)
+    for family, _, names in (line.partition(": ") for line in _FAMILIES.splitlines())
+    for name in names.split()
+)
 """The level's name in minigrid and its family, in AgentGym's order."""
-OLD_KEYWORDS = {OBJ_S6: {"room_size": 4}}
+OLD_KEYWORDS = {"GoToObjS6-v1": {"room_size": 4}}
 """AgentGym's minigrid has GoToObjS6-v0 with rooms of 4 cells per side. minigrid 3.2.0 fixed that as a bug and has 6."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 AGENTGYM = ("GoTo", "Pickup", "AOD", "FindObj", "Room", "SynthLoc")

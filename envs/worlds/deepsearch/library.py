@@ -99,9 +99,7 @@ def make_page(entity: Entity, style: Style) -> Page:
         facts = " ".join(f"{relation}: {value}." for relation, value in entity.facts.items())
         alias = f" ({entity.alias})" if entity.alias else ""
         return Page(entity.name, f"{entity.name}{alias}. {facts}", entity.alias)
-    clauses = [
-        RELATIONS[relation].says.format(value=value) for relation, value in entity.facts.items()
-    ]
+    clauses = [f"{RELATIONS[relation].says} {value}" for relation, value in entity.facts.items()]
     alias = f", also known as {entity.alias}," if entity.alias else ""
     return Page(
         entity.name,

@@ -4,6 +4,7 @@ A relation is a function: for each entity it has one value, which is another ent
 of relations from one entity has exactly one end, and an agent can follow it by reading one page per relation.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -16,141 +17,44 @@ Kind = Literal["person", "city", "country", "firm", "university", "film", "book"
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One kind of fact, in the words of the pages and of the questions. `{}` is the entity, `{value}` the value.
+    """One kind of fact, in the words of the questions and of the pages. `{}` is the entity; the value follows `says`.
 
     `noun` names the value in a longer question. It is empty for years and words, from which no relation leads on.
     """
 
-    name: str
-    kind: Kind
     ask: str
     noun: str
     says: str
 
 
+_TABLE = """\
+birthplace | Where was {} born? | the city where {} was born | was born in
+birth year | In which year was {} born? | | was born in the year
+father | Who is the father of {}? | the father of {} | is a child of the father
+mother | Who is the mother of {}? | the mother of {} | has the mother
+occupation | What is the occupation of {}? | | works as a
+studies | Where did {} study? | the university where {} studied | studied at the
+country | In which country is {}? | the country where {} lies | lies in
+river | Which river runs through {}? | | stands on the river
+mayor | Who is the mayor of {}? | the mayor of {} | has the mayor
+capital | What is the capital of {}? | the capital of {} | has the capital
+currency | What is the currency of {}? | | pays with the
+founder | Who founded {}? | the founder of {} | was founded by
+seat | In which city is the seat of {}? | the city where {} has its seat | has its seat in
+founding year | In which year was {} founded? | | was founded in the year
+rector | Who is the rector of {}? | the rector of {} | has the rector
+university seat | Where is {}? | the city of {} | stands in
+director | Who directed {}? | the director of {} | was directed by
+source | Which book is {} based on? | the book that {} is based on | is based on
+release year | In which year did {} come out? | | came out in the year
+author | Who wrote {}? | the author of {} | was written by
+publication year | In which year was {} published? | | was published in the year
+host city | Where is {} held? | the city where {} is held | is held in
+patron | Who is the patron of {}? | the patron of {} | has the patron
+"""
 RELATIONS = {
-    relation.name: relation
-    for relation in (
-        Relation(
-            "birthplace",
-            "person",
-            "Where was {} born?",
-            "the city where {} was born",
-            "was born in {value}",
-        ),
-        Relation(
-            "birth year", "person", "In which year was {} born?", "", "was born in the year {value}"
-        ),
-        Relation(
-            "father",
-            "person",
-            "Who is the father of {}?",
-            "the father of {}",
-            "is a child of the father {value}",
-        ),
-        Relation(
-            "mother",
-            "person",
-            "Who is the mother of {}?",
-            "the mother of {}",
-            "has the mother {value}",
-        ),
-        Relation("occupation", "person", "What is the occupation of {}?", "", "works as a {value}"),
-        Relation(
-            "studies",
-            "person",
-            "Where did {} study?",
-            "the university where {} studied",
-            "studied at the {value}",
-        ),
-        Relation(
-            "country",
-            "city",
-            "In which country is {}?",
-            "the country where {} lies",
-            "lies in {value}",
-        ),
-        Relation(
-            "river", "city", "Which river runs through {}?", "", "stands on the river {value}"
-        ),
-        Relation(
-            "mayor", "city", "Who is the mayor of {}?", "the mayor of {}", "has the mayor {value}"
-        ),
-        Relation(
-            "capital",
-            "country",
-            "What is the capital of {}?",
-            "the capital of {}",
-            "has the capital {value}",
-        ),
-        Relation("currency", "country", "What is the currency of {}?", "", "pays with the {value}"),
-        Relation(
-            "founder", "firm", "Who founded {}?", "the founder of {}", "was founded by {value}"
-        ),
-        Relation(
-            "seat",
-            "firm",
-            "In which city is the seat of {}?",
-            "the city where {} has its seat",
-            "has its seat in {value}",
-        ),
-        Relation(
-            "founding year",
-            "firm",
-            "In which year was {} founded?",
-            "",
-            "was founded in the year {value}",
-        ),
-        Relation(
-            "rector",
-            "university",
-            "Who is the rector of {}?",
-            "the rector of {}",
-            "has the rector {value}",
-        ),
-        Relation(
-            "university seat", "university", "Where is {}?", "the city of {}", "stands in {value}"
-        ),
-        Relation(
-            "director", "film", "Who directed {}?", "the director of {}", "was directed by {value}"
-        ),
-        Relation(
-            "source",
-            "film",
-            "Which book is {} based on?",
-            "the book that {} is based on",
-            "is based on {value}",
-        ),
-        Relation(
-            "release year",
-            "film",
-            "In which year did {} come out?",
-            "",
-            "came out in the year {value}",
-        ),
-        Relation("author", "book", "Who wrote {}?", "the author of {}", "was written by {value}"),
-        Relation(
-            "publication year",
-            "book",
-            "In which year was {} published?",
-            "",
-            "was published in the year {value}",
-        ),
-        Relation(
-            "host city",
-            "festival",
-            "Where is {} held?",
-            "the city where {} is held",
-            "is held in {value}",
-        ),
-        Relation(
-            "patron",
-            "festival",
-            "Who is the patron of {}?",
-            "the patron of {}",
-            "has the patron {value}",
-        ),
-    )
+    name: Relation(*cells)
+    for name, *cells in (re.split(" *[|] *", line) for line in _TABLE.splitlines())
 }
 
 

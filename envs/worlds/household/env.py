@@ -25,53 +25,42 @@ from horizonrl.envs.worlds.household.house import (
 
 TRAIN, TEST = 2_420, 200
 CATEGORIES = words("pick light clean heat cool pick_two")
+
+
+def read_counts(text: str) -> dict[str, int]:
+    """Return how many of each kind a text such as `desk 2 bed 1` has."""
+    kinds = words(text)
+    return {kind: int(number) for kind, number in zip(kinds[::2], kinds[1::2], strict=True)}
+
+
 ROOMS = {
     "kitchen": (
-        {"cabinet": 4, "drawer": 3, "countertop": 2, "diningtable": 1, "shelf": 2, "stoveburner": 2}
-        | {"fridge": 1, "microwave": 1, "sinkbasin": 1, "coffeemachine": 1, "garbagecan": 1},
+        read_counts(
+            "cabinet 4 drawer 3 countertop 2 diningtable 1 shelf 2 stoveburner 2 fridge 1 "
+            "microwave 1 sinkbasin 1 coffeemachine 1 garbagecan 1"
+        ),
         words(
-            "apple bread bowl cup egg fork knife lettuce mug pan plate pot potato spatula spoon tomato saltshaker"
+            "apple bread bowl cup egg fork knife lettuce mug pan plate pot potato spatula spoon "
+            "tomato saltshaker"
         ),
     ),
     "bedroom": (
-        {
-            "bed": 1,
-            "desk": 2,
-            "drawer": 5,
-            "dresser": 1,
-            "shelf": 3,
-            "sidetable": 2,
-            "safe": 1,
-            "garbagecan": 1,
-        },
+        read_counts("bed 1 desk 2 drawer 5 dresser 1 shelf 3 sidetable 2 safe 1 garbagecan 1"),
         words(
             "alarmclock book cd cellphone creditcard keychain laptop mug pen pencil pillow watch"
         ),
     ),
     "livingroom": (
-        {
-            "armchair": 2,
-            "cabinet": 3,
-            "coffeetable": 1,
-            "desk": 1,
-            "drawer": 4,
-            "shelf": 2,
-            "sidetable": 2,
-            "sofa": 1,
-        },
+        read_counts(
+            "armchair 2 cabinet 3 coffeetable 1 desk 1 drawer 4 shelf 2 sidetable 2 sofa 1"
+        ),
         words("book box candle creditcard keychain newspaper remotecontrol statue vase watch"),
     ),
     "bathroom": (
-        {
-            "bathtubbasin": 1,
-            "cabinet": 4,
-            "countertop": 1,
-            "drawer": 2,
-            "garbagecan": 1,
-            "shelf": 2,
-            "sinkbasin": 1,
-        }
-        | {"toilet": 1, "towelholder": 1},
+        read_counts(
+            "bathtubbasin 1 cabinet 4 countertop 1 drawer 2 garbagecan 1 shelf 2 sinkbasin 1 "
+            "toilet 1 towelholder 1"
+        ),
         words("candle cloth soapbar soapbottle spraybottle toiletpaper towel"),
     ),
 }

@@ -7,24 +7,35 @@ from hashlib import sha256
 
 from horizonrl.envs.api import Split, TaskSpec
 
-VARIATIONS = (
-    ("boil", 30, "Other"), ("melt", 30, "Other"), ("freeze", 30, "Other"),
-    ("change-the-state-of-matter-of", 30, "Other"),
-    ("use-thermometer", 540, "Measure"),
-    ("measure-melting-point-known-substance", 436, "Measure"),
-    ("measure-melting-point-unknown-substance", 300, "Measure"),
-    ("power-component", 20, "Other"),
-    ("power-component-renewable-vs-nonrenewable-energy", 20, "Other"),
-    ("test-conductivity", 900, "Test-Cond"), ("test-conductivity-of-unknown-substances", 600, "Test-Cond"),
-    ("find-living-thing", 300, "Find"), ("find-non-living-thing", 300, "Find"),
-    ("find-plant", 300, "Find"), ("find-animal", 300, "Find"), ("chemistry-mix", 32, "Chem-Mix"),
-    ("chemistry-mix-paint-secondary-color", 36, "Chem-Mix"),
-    ("chemistry-mix-paint-tertiary-color", 36, "Chem-Mix"),
-    ("lifespan-longest-lived", 125, "Lifespan"), ("lifespan-shortest-lived", 125, "Lifespan"),
-    ("lifespan-longest-lived-then-shortest-lived", 125, "Lifespan"),
-    ("identify-life-stages-1", 14, "Other"), ("identify-life-stages-2", 10, "Other"),
-)  # fmt: skip
+_TABLE = """\
+boil 30 Other
+melt 30 Other
+freeze 30 Other
+change-the-state-of-matter-of 30 Other
+use-thermometer 540 Measure
+measure-melting-point-known-substance 436 Measure
+measure-melting-point-unknown-substance 300 Measure
+power-component 20 Other
+power-component-renewable-vs-nonrenewable-energy 20 Other
+test-conductivity 900 Test-Cond
+test-conductivity-of-unknown-substances 600 Test-Cond
+find-living-thing 300 Find
+find-non-living-thing 300 Find
+find-plant 300 Find
+find-animal 300 Find
+chemistry-mix 32 Chem-Mix
+chemistry-mix-paint-secondary-color 36 Chem-Mix
+chemistry-mix-paint-tertiary-color 36 Chem-Mix
+lifespan-longest-lived 125 Lifespan
+lifespan-shortest-lived 125 Lifespan
+lifespan-longest-lived-then-shortest-lived 125 Lifespan
+identify-life-stages-1 14 Other
+identify-life-stages-2 10 Other
+"""
 """Name, variations and family, in AgentGym's order. AgentGym-RL reports five families; the others are `Other`."""
+VARIATIONS = tuple(
+    (name, int(count), family) for name, count, family in map(str.split, _TABLE.splitlines())
+)
 TEST_TASKS, TRAIN_TASKS = 200, 2_120
 """AgentGym's counts. Its repository does not say which tasks it chose, so we choose by a hash of the number."""
 LEFT_OUT = (80, 2039)

@@ -314,18 +314,8 @@ def _movie(category: str, draw: Random) -> Problem:
 
 MOVIE = Domain(
     (
-        Tool(
-            "film",
-            ("title",),
-            "a film's director, star, year and rating",
-            lambda store, title: show(store, title),
-        ),
-        Tool(
-            "person",
-            ("name",),
-            "when and where somebody was born",
-            lambda store, name: show(store, name),
-        ),
+        Tool("film", ("title",), "a film's director, star, year and rating", show),
+        Tool("person", ("name",), "when and where somebody was born", show),
     ),
     ("rating", "born", "origin"),
     _movie,
@@ -383,13 +373,8 @@ def _list_papers(store: Store, name: str) -> str:
 
 ACADEMIA = Domain(
     (
-        Tool(
-            "paper",
-            ("title",),
-            "a paper's authors, year and citations",
-            lambda store, title: show(store, title),
-        ),
-        Tool("author", ("name",), "where somebody works", lambda store, name: show(store, name)),
+        Tool("paper", ("title",), "a paper's authors, year and citations", show),
+        Tool("author", ("name",), "where somebody works", show),
         Tool("papers_of", ("name",), "the titles of somebody's papers", _list_papers),
     ),
     ("institute", "cited", "citations"),

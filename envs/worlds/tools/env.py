@@ -37,7 +37,7 @@ class Errand:
         self._wanted = deepcopy(problem.store)
         # The solution's calls only define the goal: any others that lead to the same store are as good.
         for wanted in problem.calls:
-            self._tools[wanted.tool].run(self._wanted, **wanted.arguments)
+            self._tools[wanted.tool].call(self._wanted, wanted.arguments)
         self._changes = _changes(problem.store, self._wanted)
         self._made: list[Call] = []
         self._paid = 0.0
@@ -64,7 +64,7 @@ class Errand:
                 f"The arguments of {tool.name} are: {', '.join(tool.arguments) or 'none'}."
             )
         try:
-            observation = tool.run(self._store, **arguments)
+            observation = tool.call(self._store, arguments)
         except ToolError as error:
             return refuse_move(f"Error: {error}.")
         self._made.append(Call(tool.name, arguments))

@@ -23,12 +23,16 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function of the store and of named texts; returns what the agent sees."""
+    """A function of the store and of texts, which have names; returns what the agent sees."""
 
     name: str
     arguments: tuple[str, ...]
     meaning: str
     run: Callable[..., str]
+
+    def call(self, store: Store, arguments: Mapping[str, str]) -> str:
+        """Return what the agent sees. Raises ToolError."""
+        return self.run(store, *(arguments[name] for name in self.arguments))
 
     @property
     def command(self) -> Command:
