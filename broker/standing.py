@@ -117,7 +117,11 @@ class StandingTickets:
         for subject, last in list(self._last.items()):
             # The last one that was issued again may go too: nothing is counted by that subject.
             most = last + 1 if subject == REISSUED else last
-            await self._purge_below(subject, min(first.get(subject, most), most))
+            sequence = min(first.get(subject, most), most)
+            # Without something new to free, the request would be for nothing.
+            if sequence > self._purged.get(subject, 1):
+                await self._transport.purge(Stream.TICKETS, sequence, subject)
+                self._purged[subject] = sequence
 
     def _now(self, progress: Progress) -> tuple[int, int]:
         """Return what a scan is good for: one connection, and one learner.
@@ -125,12 +129,6 @@ class StandingTickets:
         A learner that resumes goes back, and tickets that had ended are open again.
         """
         return self._transport.counters.reconnects, progress.policy.lineage
-
-    async def _purge_below(self, subject: str, sequence: int) -> None:
-        # Without something new to free, the request would be for nothing.
-        if sequence > self._purged.get(subject, 1):
-            await self._transport.purge(Stream.TICKETS, sequence, subject)
-            self._purged[subject] = sequence
 
     def _forget_ended(self, progress: Progress) -> None:
         self._order = [

@@ -195,13 +195,11 @@ def transcript(messages: Sequence[ChatMessage]) -> str:
     """Return messages as text for people: one alone as it is, several with their roles."""
     if len(messages) == 1 and messages[0].role == "user":
         return messages[0].content
-    return "\n".join(
-        f"[{message.role}] {message.content}{_describe(message)}" for message in messages
-    )
-
-
-def _describe(message: ChatMessage) -> str:
-    return "".join(f"\n  {call.name}({call.arguments})" for call in message.calls)
+    lines: list[str] = []
+    for message in messages:
+        lines.append(f"[{message.role}] {message.content}")
+        lines += [f"  {call.name}({call.arguments})" for call in message.calls]
+    return "\n".join(lines)
 
 
 def _continues(tail: Sequence[ChatMessage]) -> bool:

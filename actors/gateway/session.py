@@ -316,6 +316,12 @@ class Session:
         )
         reply = ChatMessage("assistant", parsed.content, parsed.calls, parsed.reasoning)
         self.graph.complete(sample, generation, reply, self.chat.decode(generation.ids))
+        tokens: tuple[SampledToken, ...] = ()
+        if request.logprobs:
+            pairs = zip(generation.ids, generation.logprobs, strict=True)
+            tokens = tuple(
+                SampledToken(self.chat.decode((token,)), logprob) for token, logprob in pairs
+            )
         return Answer(
             content=parsed.content,
             reasoning=parsed.reasoning,
@@ -323,14 +329,10 @@ class Session:
             finish="tool_calls" if parsed.calls else "length" if cut_short else "stop",
             prompt_tokens=prompt_tokens,
             reply_tokens=len(generation.ids),
-            tokens=self._sampled_tokens(generation) if request.logprobs else (),
+            tokens=tokens,
             calls_left=calls_left,
             ignored=request.ignored,
         )
-
-    def _sampled_tokens(self, generation: Generation) -> tuple[SampledToken, ...]:
-        pairs = zip(generation.ids, generation.logprobs, strict=True)
-        return tuple(SampledToken(self.chat.decode((token,)), logprob) for token, logprob in pairs)
 
     def _count(self, reason: str) -> None:
         self.metrics.count("gateway_calls_total", reason=reason)

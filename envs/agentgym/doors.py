@@ -7,7 +7,6 @@ each of AgentGym's task numbers.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,8 @@ def make_door(env_id: str, options: Mapping[str, Any]) -> Door | None:
 def task_named(env_id: str, tasks: Sequence[TaskSpec]) -> Callable[[int], str | None]:
     """Return a function from AgentGym's task numbers to our task ids. It returns None for a number without a task."""
     if env_id in _NUMBERED:
-        return _same_number
-    named = {number: task_id for task_id, number in number_tasks(env_id, tasks).items()}
-    return partial(_looked_up, named)
+        return str
+    return {number: task_id for task_id, number in number_tasks(env_id, tasks).items()}.get
 
 
 def number_tasks(env_id: str, tasks: Sequence[TaskSpec]) -> Mapping[str, int]:
@@ -86,11 +84,3 @@ def vocabulary(options: Mapping[str, Any]) -> list[str]:
     """Return the words that Wordle accepts. AgentGym's client puts them into the rules."""
     words = options.get("words")
     return list(list_words(None if words is None else Path(words)))
-
-
-def _same_number(number: int) -> str:
-    return str(number)
-
-
-def _looked_up(named: Mapping[int, str], number: int) -> str | None:
-    return named.get(number)

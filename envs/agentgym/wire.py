@@ -149,10 +149,11 @@ class Wire:
         handles = self._handles
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
-            if not handles.full and (
-                handle := handles.hold(await self._new_number(), self._dialect.shares)
-            ):
-                return handle
+            if not handles.full:
+                created = await self._post("create", self._dialect.create_request())
+                number = self._dialect.handle(created)
+                if handle := handles.hold(number, self._dialect.shares):
+                    return handle
             if idle := handles.take_idle():
                 return idle
             try:
@@ -163,9 +164,6 @@ class Wire:
                     f"every environment of {self._base} is in use here, and none was free for {self._timeout_s:g} s: "
                     "run fewer episodes at a time, or start more servers"
                 ) from None
-
-    async def _new_number(self) -> int:
-        return self._dialect.handle(await self._post("create", self._dialect.create_request()))
 
     async def _reset(self, task: int | str) -> str:
         self._sound = False

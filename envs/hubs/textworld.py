@@ -41,17 +41,15 @@ _BANNER = re.compile(r"\A[\s_|\\$/<>]*(?=\w)")
 """TextWorld's name in large letters."""
 
 
-def _custom(number: int) -> dict[str, Any]:
-    return {"rooms": 2 + number % 4, "objects": 3 + number % 5, "quest": 1 + number % 4}
-
-
 FAMILIES: Mapping[str, Callable[[int], dict[str, Any]]] = {
     "coin_collector": lambda number: {"level": 1 + number % 10},
     "cooking": lambda number: {
         "recipe": 1 + number % 3, "take": 1 + number % 3, "go": 1, "open": True, "cook": number % 2 == 1,
         "cut": False, "drop": False, "recipe_seed": 0, "split": None,
     },
-    "custom": _custom,
+    "custom": lambda number: {
+        "rooms": 2 + number % 4, "objects": 3 + number % 5, "quest": 1 + number % 4
+    },
     "simple": lambda number: {
         "rewards": "dense", "goal": "detailed", "test": hashed_split(f"simple-{number}") == "test"
     },

@@ -101,7 +101,7 @@ class Planner:
         ready = [
             door
             for door in doors
-            if not door.is_open and (not door.is_locked or self._has_key(door))
+            if not door.is_open and (not door.is_locked or _is_key(self._level.carrying, door))
         ]
         if not ready and (locked := [door for door in doors if door.is_locked]):
             return self._fetch_key(locked[0])
@@ -229,9 +229,6 @@ class Planner:
             place = next((turn for turn in turned if costs.get(turn) == remaining - 1), front)
             if place == front:
                 yield front[:2]
-
-    def _has_key(self, door: Door) -> bool:
-        return _is_key(self._level.carrying, door)
 
     def _is_empty(self, cell: Cell) -> bool:
         return self._tolls.get(cell) == 0 and self._level.grid.get(*cell) is None

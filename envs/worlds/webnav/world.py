@@ -210,7 +210,12 @@ def build_world(seed: str, size: Size) -> World:
             for order in _orders(draw, size, list(products.values()), people)
         },
         customers={
-            slug(name): Customer(name, _email(draw, name), draw.choice(GROUPS)) for name in people
+            slug(name): Customer(
+                name,
+                f"{name.split()[0].lower()}{draw.randrange(10, 100)}@mail.com",
+                draw.choice(GROUPS),
+            )
+            for name in people
         },
         places={slug(place.name): place for place in _places(draw, size.places)},
         forums={forum: _posts(draw, size.posts, people) for forum in FORUMS[: size.sections]},
@@ -222,10 +227,6 @@ def build_world(seed: str, size: Size) -> World:
 def _names(draw: Random, firsts: Sequence[str], lasts: Sequence[str], count: int) -> list[str]:
     """Return different names."""
     return draw.sample([f"{first} {last}" for first in firsts for last in lasts], count)
-
-
-def _email(draw: Random, name: str) -> str:
-    return f"{name.split()[0].lower()}{draw.randrange(10, 100)}@mail.com"
 
 
 def _products(draw: Random, size: Size) -> Iterator[Product]:
