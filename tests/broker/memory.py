@@ -1,4 +1,4 @@
-"""The transport inside this process (`memory://NAME`), for tests and examples.
+"""The transport inside this process (`memory://NAME`), for tests of what is above the broker.
 
 It behaves like a real one: leases expire, tickets are redelivered, each id is stored once, a full log makes publishers
 wait, purges and watches work. Several transports on one MemoryServer stand for several programs on one broker.
