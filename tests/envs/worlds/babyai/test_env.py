@@ -35,7 +35,7 @@ def test_the_reward_is_for_few_steps_and_is_paid_once() -> None:
             True,
             1 - 0.9 * found.info["steps"] / 64,
         )
-        with pytest.raises(EnvironmentFailure, match="task 1801 is over"):
+        with pytest.raises(EnvironmentFailure, match="the episode is over"):
             await environment.step("turn right")
 
     asyncio.run(run())

@@ -70,7 +70,7 @@ def test_the_reward_is_paid_once_and_only_for_the_goal() -> None:
         )
         assert (bamboo.reward, bamboo.terminated, bamboo.success) == (0.0, False, False)
         assert (stick.reward, stick.terminated, stick.success) == (1.0, True, True)
-        with pytest.raises(EnvironmentFailure, match="'stick' is over"):
+        with pytest.raises(EnvironmentFailure, match="the episode is over"):
             await environment.step("craft 1 stick using 2 bamboo")
 
     asyncio.run(play())

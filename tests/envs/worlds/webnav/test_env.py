@@ -83,7 +83,7 @@ def test_an_episode_ends_with_stop_and_is_paid_once() -> None:
         environment = WebNav(format="plain")
         await environment.reset("star-repo-0")
         assert (await environment.step("stop")).terminated
-        with pytest.raises(EnvironmentFailure, match="reset before step"):
+        with pytest.raises(EnvironmentFailure, match="the episode is over"):
             await environment.step("stop")
 
     asyncio.run(stop_twice())
