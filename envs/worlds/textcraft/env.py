@@ -10,10 +10,10 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.api import Expert, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat
-from horizonrl.envs.game import MoveExpert, Style, TurnEnvironment, refuse_move
+from horizonrl.envs.game import Style, TurnEnvironment, refuse_move
 from horizonrl.envs.worlds.textcraft.agentgym import AgentGymCrafting
 from horizonrl.envs.worlds.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.worlds.textcraft.expert import next_move
@@ -76,7 +76,7 @@ class TextCraft(TurnEnvironment[Crafting]):
         """Return what the agent holds."""
         return self._current().state
 
-    def expert(self) -> MoveExpert:
+    def expert(self) -> Expert:
         """Return an expert that continues from the present state of the episode."""
         world = self._current()
         return self._expert(lambda observation: next_move(world))
