@@ -9,13 +9,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from horizonrl.broker.connect import TRANSPORTS
 from horizonrl.broker.nats.server import EmbeddedServer
 from tests.engine import tiny_models, vllm_engine
 
 __all__ = ["tiny_models", "vllm_engine"]
-
-TRANSPORTS["memory"] = "tests.broker.memory:connect"
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")

@@ -27,8 +27,11 @@ from horizonrl.broker.api import (
     dead_bytes,
     parse_stream,
 )
+from horizonrl.broker.connect import TRANSPORTS
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LeaseLost, RecordTooLarge, RunUnknown, StateConflict
+
+TRANSPORTS["memory"] = f"{__name__}:connect"
 
 SERVERS: dict[str, "MemoryServer"] = {}
 """The brokers of this process, by the host of their url."""

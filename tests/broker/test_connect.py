@@ -75,7 +75,7 @@ import horizonrl.broker.connect
 for file in Path(horizonrl.broker.connect.__file__).parent.glob("*.py"):
     importlib.import_module(f"horizonrl.broker.{file.stem}")
 from horizonrl.common.config.schema import BrokerSection
-horizonrl.broker.connect.TRANSPORTS["memory"] = "tests.broker.memory:connect"
+import tests.broker.memory
 asyncio.run(horizonrl.broker.connect.connect("r", BrokerSection(url="memory://here")))
 print(sorted({"nats", "nkeys"} & set(sys.modules)))
 """
