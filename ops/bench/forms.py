@@ -21,63 +21,18 @@ class Form(NamedTuple):
     apply: Callable[[Words, bytes], None]
 
 
-def _zstd(data: bytes | memoryview) -> bytes:
-    import zstandard
-
-    return bytes(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data))
-
-
-def _unzstd(data: bytes) -> bytes:
-    import zstandard
-
-    return bytes(zstandard.ZstdDecompressor().decompress(data))
-
-
 def _xor(old: Words, new: Words) -> bytes:
-    return _zstd((old ^ new).data.cast("B"))
+    import zstandard
+
+    changed = (old ^ new).data.cast("B")
+    return bytes(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(changed))
 
 
 def _apply_xor(image: Words, data: bytes) -> None:
-    np.bitwise_xor(image, np.frombuffer(_unzstd(data), np.uint16), out=image)
+    import zstandard
 
-
-def _planes(words: Words) -> bytes:
-    """Return the low bytes of all words, then the high bytes."""
-    return words.view(np.uint8).reshape(-1, 2).T.tobytes()
-
-
-def _words(planes: bytes) -> Words:
-    return np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(2, -1).T).view(np.uint16)[
-        :, 0
-    ]
-
-
-def _xor_planes(old: Words, new: Words) -> bytes:
-    return _zstd(_planes(old ^ new))
-
-
-def _apply_xor_planes(image: Words, data: bytes) -> None:
-    np.bitwise_xor(image, _words(_unzstd(data)), out=image)
-
-
-def _gaps(old: Words, new: Words) -> bytes:
-    """Return 8-bit gaps, of which 255 means 255 unchanged words and no change, and the XOR of the values in planes."""
-    positions = np.flatnonzero(old != new)
-    gaps = np.diff(positions, prepend=-1) - 1
-    skips = gaps // 255
-    out = np.full(len(gaps) + int(skips.sum()), 255, np.uint8)
-    out[np.cumsum(skips + 1) - 1] = gaps % 255
-    return len(out).to_bytes(8, "little") + _zstd(
-        out.tobytes() + _planes(old[positions] ^ new[positions])
-    )
-
-
-def _apply_gaps(image: Words, data: bytes) -> None:
-    count, raw = int.from_bytes(data[:8], "little"), _unzstd(data[8:])
-    gaps = np.frombuffer(raw, np.uint8, count)
-    is_change = gaps < 255
-    positions = (np.cumsum(gaps.astype(np.int64) + is_change) - 1)[is_change]
-    image[positions] ^= _words(raw[count:])
+    changed = zstandard.ZstdDecompressor().decompress(data)
+    np.bitwise_xor(image, np.frombuffer(changed, np.uint16), out=image)
 
 
 def _sparse(old: Words, new: Words) -> bytes:
@@ -104,7 +59,5 @@ def _apply_sparse(image: Words, data: bytes) -> None:
 FORMS: Mapping[str, Form] = {
     "ours": Form(encode_changes, apply_changes),
     "XOR, zstd": Form(_xor, _apply_xor),
-    "XOR in planes, zstd": Form(_xor_planes, _apply_xor_planes),
-    "gaps, zstd": Form(_gaps, _apply_gaps),
     "indices and values": Form(_sparse, _apply_sparse),
 }
