@@ -12,8 +12,8 @@ def mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Return the score interval of a proportion, 95 % wide by default; without trials it is (0, 1).
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Return the score interval of a proportion, 95 % wide; without trials it is (0, 1).
 
     E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). It assumes
     independent trials. Several episodes of one task are not quite independent, so their interval should be wider.
@@ -21,7 +21,7 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
     _check(successes, trials)
     if trials == 0:
         return 0.0, 1.0
-    share, weight = successes / trials, z * z / trials
+    share, weight = successes / trials, Z_95 * Z_95 / trials
     middle = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
     # Exact at both ends, where rounding would miss it.

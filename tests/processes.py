@@ -1,8 +1,13 @@
-"""Find the processes that a test has started, whoever their parent is now."""
+"""Processes of a test: those that it has started, whoever their parent is now, and one that makes a model."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
+
+from horizonrl.common.children import bound
 
 MARK = "HORIZONRL_TEST_MARK"
 """In the environment of a process; its children have it too."""
@@ -41,3 +46,10 @@ def left_behind(mark: str, within_s: float) -> list[str]:
         except psutil.Error:
             continue
     return commands
+
+
+def make_tiny_model_apart(path: Path) -> None:
+    """Make the tiny model in a process of its own, so that this one imports no torch."""
+    words = [sys.executable, "-m", "horizonrl.ops.models.tiny_model", str(path)]
+    made = subprocess.run(words, capture_output=True, text=True, preexec_fn=bound())
+    assert made.returncode == 0, made.stderr

@@ -29,21 +29,17 @@ GROUP = 4
 NEW_TOKENS = 24
 
 
-def make_frames(
-    model_dir: Path, directory: Path, threads: int = 1
-) -> list[tuple[float, Path, Path]]:
+def make_frames(model_dir: Path, directory: Path) -> list[tuple[float, Path, Path]]:
     """Return for each rate the weights before and after a step at it, from `directory` if they are there already."""
     frames = [directory / f"frame-{index}.safetensors" for index in range(len(RATES) + 1)]
     if not all(frame.is_file() for frame in frames):
         directory.mkdir(parents=True, exist_ok=True)
-        _train(model_dir, frames, threads)
+        _train(model_dir, frames)
     return [(rate, frames[index], frames[index + 1]) for index, rate in enumerate(RATES)]
 
 
-def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
-    engine = make_engine(
-        EngineSettings(model_dir, backend="torch", threads=threads, weight_decay=0.01)
-    )
+def _train(model_dir: Path, frames: list[Path]) -> None:
+    engine = make_engine(EngineSettings(model_dir, backend="torch", weight_decay=0.01))
     try:
         batches = list(sample_batches(model_dir, BATCHES))
         for step, rate in enumerate((*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)):

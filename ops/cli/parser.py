@@ -25,7 +25,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     words, overrides = split_overrides(argv)
     if words[:2] == setup.BROKER_KEYS.split():
         words = [setup.BROKER_KEYS, *words[2:]]
-    parser, commands = _parser()
+    parser, commands = make_parser()
     if words and not words[0].startswith("-") and words[0] not in commands:
         raise ConfigError(
             f"no command {words[0]!r}{did_you_mean(words[0], commands)} There are: {', '.join(commands)}"
@@ -37,11 +37,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return arguments, overrides
 
 
-def command_names() -> list[str]:
-    return _parser()[1]
-
-
-def _parser() -> tuple[CommandParser, list[str]]:
+def make_parser() -> tuple[CommandParser, list[str]]:
     """Return the parser and the names of its commands."""
     parser = CommandParser(
         prog="horizonrl",

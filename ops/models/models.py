@@ -184,14 +184,6 @@ def _made_once(path: Path, make: Callable[[Path, Tell], None], tell: Tell) -> Pa
     return path
 
 
-def make_tiny_model_apart(path: Path) -> None:
-    """Make the tiny model in a process of its own, so that this one imports no torch. Raises RunFailed."""
-    command = [sys.executable, "-m", "horizonrl.ops.models.tiny_model", str(path)]
-    made = subprocess.run(command, capture_output=True, text=True, preexec_fn=bound())
-    if made.returncode:
-        raise RunFailed(f"the tiny model was not made in {path}: {made.stderr.strip()[-2000:]}")
-
-
 def _smollm2(out: Path, _: Tell) -> None:
     _convert(_packaged_gguf(), out)
 

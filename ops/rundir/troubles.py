@@ -95,8 +95,6 @@ TROUBLES = {
     "weights_written_again": "wrote a weights file again that had been removed",
 }
 """What events of level `warning` or `error` mean: a clause that stands after the part's name and a colon."""
-NO_TROUBLE = ("groups_awaited",)
-"""Events of a wait, which the learner's progress describes better."""
 DETAILS = ("reason", "error", "refusal", "hint")
 """Keys of an event that hold its details."""
 

@@ -22,8 +22,8 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs, last_lines
 from horizonrl.common.processes import detached, horizonrl_command
-from horizonrl.ops.models.models import make_tiny_model_apart
 from tests.faults.servers import Servers, serving
+from tests.processes import make_tiny_model_apart
 
 RECIPE = """\
 [run]

@@ -12,9 +12,9 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
-from horizonrl.ops.models.models import make_tiny_model_apart
 from horizonrl.ops.terminal.console import plain_console
 from horizonrl.ops.terminal.waiting import waiting
+from tests.processes import make_tiny_model_apart
 from tests.scale.long_run import OUTSTANDING, bookkeeping_s, restart
 from tests.scale.rows import ScaleRow, forecast_s, measure
 

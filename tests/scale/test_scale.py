@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.ops.models.models import make_tiny_model_apart
+from tests.processes import make_tiny_model_apart
 from tests.scale.__main__ import main
 from tests.scale.long_run import bookkeeping_s, restart
 from tests.scale.rows import forecast_s
