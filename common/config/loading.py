@@ -21,7 +21,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from horizonrl.common.config.section import Own, as_kind, by_kind, sections_of
+from horizonrl.common.config.section import Own, as_kind, by_kind, list_sections
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.run_dir import CONFIG
 
@@ -102,16 +102,16 @@ def _overlay(
             remaining[name] = {
                 key: value for key, value in lower[name].items() if key not in dropped
             }
-    return _merged(remaining, upper)
+    return _merge(remaining, upper)
 
 
-def _merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+def _merge(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     """Join tables at any depth."""
     merged = dict(lower)
     for key, value in upper.items():
         under = lower.get(key)
         merged[key] = (
-            _merged(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
+            _merge(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
         )
     return merged
 
@@ -231,11 +231,11 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(
                     f"{flag} sets part of a value that another flag has set as a whole: give only one of them"
                 )
-        path[key] = _joined(flag, path.get(key), _parse_value(value))
+        path[key] = _join(flag, path.get(key), _parse_value(value))
     return parsed
 
 
-def _joined(flag: str, before: Any, values: Any) -> Any:
+def _join(flag: str, before: Any, values: Any) -> Any:
     """Return what a flag leaves of a value that other flags have set: tables are joined at any depth."""
     if not isinstance(before, dict):
         return values
@@ -243,7 +243,7 @@ def _joined(flag: str, before: Any, values: Any) -> Any:
         raise ConfigError(
             f"{flag} sets as a whole what another flag has set a part of: give only one of them"
         )
-    return before | {key: _joined(flag, before.get(key), value) for key, value in values.items()}
+    return before | {key: _join(flag, before.get(key), value) for key, value in values.items()}
 
 
 def _parse_value(text: str) -> Any:
@@ -369,7 +369,7 @@ def _kinds_with(section: str, key: str, model: type[BaseModel]) -> list[str]:
 def _keys(annotation: Any) -> list[str]:
     """Return the keys of a section, of all its kinds."""
     return list(
-        dict.fromkeys(key for section in sections_of(annotation) for key in section.model_fields)
+        dict.fromkeys(key for section in list_sections(annotation) for key in section.model_fields)
     )
 
 
@@ -378,5 +378,5 @@ def _known_keys(problem: Any, model: type[BaseModel]) -> list[str]:
     for part in problem["loc"][:-1]:
         if part in model.model_fields:
             annotation = model.model_fields[part].annotation
-            model = by_kind(annotation).get(problem.get("kind", ""), *sections_of(annotation)[:1])
+            model = by_kind(annotation).get(problem.get("kind", ""), *list_sections(annotation)[:1])
     return sorted(model.model_fields)

@@ -91,7 +91,7 @@ class ByKind:
         return as_kind(kind)
 
 
-def sections_of(annotation: Any) -> list[type[Section]]:
+def list_sections(annotation: Any) -> list[type[Section]]:
     """Return the classes of a section: several if it has kinds. A list of sections has one; a value has none."""
     candidates = (annotation, *get_args(annotation))
     return [
@@ -101,7 +101,7 @@ def sections_of(annotation: Any) -> list[type[Section]]:
     ]
 
 
-def kinds_of(section: type[Section]) -> list[str]:
+def list_kinds(section: type[Section]) -> list[str]:
     """Return the kinds that have the keys of a class."""
     if issubclass(section, Own):
         return [OWN_KIND]
@@ -115,7 +115,7 @@ def as_kind(kind: Any) -> str:
 
 def by_kind(annotation: Any) -> dict[str, type[Section]]:
     """Return the class of each kind of a section, the default kind first; empty for a section without kinds."""
-    sections = sections_of(annotation)
+    sections = list_sections(annotation)
     return {
-        kind: section for section in sections if len(sections) > 1 for kind in kinds_of(section)
+        kind: section for section in sections if len(sections) > 1 for kind in list_kinds(section)
     }

@@ -142,10 +142,10 @@ class Run:
         """Yield steps and evaluations in the order in which they were complete."""
         total, remaining = (
             self.config.total_steps if new or fresh else 0,
-            sorted(fresh, key=_settled),
+            sorted(fresh, key=_settling_step),
         )
         for line in new:
-            while remaining and _settled(remaining[0]) <= line["step"]:
+            while remaining and _settling_step(remaining[0]) <= line["step"]:
                 yield RunEvent("evaluation", remaining[0]["version"], total, remaining.pop(0))
             yield RunEvent("step", line["step"], total, line)
         for line in remaining:
@@ -199,5 +199,5 @@ def _key(line: Mapping[str, Any]) -> tuple[int, int]:
     return int(line["version"]), int(line["lineage"])
 
 
-def _settled(line: Mapping[str, Any]) -> int:
+def _settling_step(line: Mapping[str, Any]) -> int:
     return int(line["settled_step"])

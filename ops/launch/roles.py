@@ -74,7 +74,7 @@ def is_over(role: str, config: RunConfig) -> bool:
     if role == "learner" and config.learner.node_rank:
         return _has_ended_elsewhere(config)
     _require_url(config)
-    return _said(finished_step(config, BrokerRole(role)), config)
+    return _say_over(finished_step(config, BrokerRole(role)), config)
 
 
 def _has_ended_elsewhere(config: RunConfig) -> bool:
@@ -83,13 +83,13 @@ def _has_ended_elsewhere(config: RunConfig) -> bool:
         return False
     try:
         # With the rights of one who looks: such a node has nothing to say to the broker.
-        return _said(finished_step(config, BrokerRole.MONITOR), config)
+        return _say_over(finished_step(config, BrokerRole.MONITOR), config)
     except HorizonError as error:  # node 0 is the one that has to reach the broker
         log.info("broker_not_asked", reason=str(error))
         return False
 
 
-def _said(step: int | None, config: RunConfig) -> bool:
+def _say_over(step: int | None, config: RunConfig) -> bool:
     if step is not None:
         log.info("run_finished", step=step, reason=how_to_go_on(config, step))
     return step is not None

@@ -15,7 +15,14 @@ from horizonrl.learner.controller.curriculum import REPEATED_LABEL
 from horizonrl.ops.rundir.broker_status import BrokerStatus
 from horizonrl.ops.rundir.files import Line
 from horizonrl.ops.rundir.view import RunView
-from horizonrl.ops.terminal.figures import counted, duration, interval, number, percent, sparkline
+from horizonrl.ops.terminal.figures import (
+    count_noun,
+    duration,
+    interval,
+    number,
+    percent,
+    sparkline,
+)
 
 TREND = 24
 """Width of a trend, in characters."""
@@ -134,7 +141,9 @@ def _horizons(view: RunView) -> Rows:
 def _draw(share: Line) -> str:
     """Return what an adaptive curriculum draws next, and why."""
     is_repeated = share["category"] == REPEATED_LABEL
-    name = f"{counted(share['tasks'], 'task')} that differed" if is_repeated else share["category"]
+    name = (
+        f"{count_noun(share['tasks'], 'task')} that differed" if is_repeated else share["category"]
+    )
     why = (
         "none seen yet"
         if share["differed"] is None

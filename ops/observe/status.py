@@ -76,7 +76,7 @@ class StatusSource:
         if len(request.places) == 1 and not request.places[0].is_file():
             run_dir = request.places[0]
             return cls(
-                _config_of(run_dir, request.overrides),
+                _find_config(run_dir, request.overrides),
                 run_dir,
                 described=True,
                 overrides=request.overrides,
@@ -101,7 +101,7 @@ class StatusSource:
         Whenever `train` is started its embedded broker may have another port, and the run other steps.
         """
         if self.run_dir is not None:
-            self.config = _config_of(self.run_dir, self.overrides)
+            self.config = _find_config(self.run_dir, self.overrides)
         try:
             broker = await self._look_at_broker()
         except BrokerUnreachable:
@@ -145,7 +145,7 @@ class StatusSource:
             return port is not None and probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
-def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+def _find_config(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """Return a run directory's config with its broker's address."""
     config = read_config(run_dir, overrides)
     check_broker_named(config, run_dir, overrides)

@@ -142,16 +142,16 @@ def evaluation_values(stage: Stage) -> dict[str, float]:
     Its success is also under the stage that it judges: `eval/before_training`, `eval/after_imitation`, `eval/after_rl`.
     """
     line = stage.line
-    values = {"eval/version": float(line["version"])} | _measured(line, "eval")
+    values = {"eval/version": float(line["version"])} | _result_values(line, "eval")
     values |= numbers({stage.key: line["success_rate"]}, "eval")
     for env, measured in line["environments"].items():
-        values |= _measured(measured, f"eval/{env}")
+        values |= _result_values(measured, f"eval/{env}")
         for category, part in measured["categories"].items():
             values |= numbers(part, f"eval/{env}/{category}")
     return values
 
 
-def _measured(measured: Mapping[str, Any], prefix: str) -> dict[str, float]:
+def _result_values(measured: Mapping[str, Any], prefix: str) -> dict[str, float]:
     return numbers(measured, prefix) | numbers(measured["pass_at"], f"{prefix}/pass_at")
 
 
@@ -251,7 +251,7 @@ async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> N
         log_file.parent.mkdir(parents=True, exist_ok=True)
         await tracker.start()
     except OSError as error:
-        _failed(metrics, str(error), log_file)
+        _report_failure(metrics, str(error), log_file)
         return
     ended, stopped = asyncio.ensure_future(tracker.wait()), asyncio.ensure_future(stop.wait())
     try:
@@ -262,10 +262,10 @@ async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> N
         tracker.send(signal.SIGKILL)  # after an error of the learner
         code = await ended
     if code != 0:
-        _failed(metrics, f"it ended with code {code}", log_file)
+        _report_failure(metrics, f"it ended with code {code}", log_file)
 
 
-def _failed(metrics: Metrics, reason: str, log_file: Path) -> None:
+def _report_failure(metrics: Metrics, reason: str, log_file: Path) -> None:
     metrics.count("tracker_failures_total")
     log.error(
         "tracker_failed",

@@ -77,13 +77,13 @@ def _keys(
     `envs` is a list of sections, whose one element has the defaults.
     """
     if "oneOf" in shape:
-        choices = [_followed(choice, schema) for choice in shape["oneOf"]]
+        choices = [_follow(choice, schema) for choice in shape["oneOf"]]
         yield from _keys_by_kind(section, choices, schema)
         return
     several = isinstance(defaults, list)
-    properties = _followed(shape["items"] if several else shape, schema)["properties"]
+    properties = _follow(shape["items"] if several else shape, schema)["properties"]
     defaults = defaults[0] if several else defaults
-    inner = {name for name, field in properties.items() if "properties" in _followed(field, schema)}
+    inner = {name for name, field in properties.items() if "properties" in _follow(field, schema)}
     for name, field in properties.items():
         if name not in inner:
             yield KeyRow(
@@ -134,7 +134,7 @@ def _values(field: dict[str, Any], schema: dict[str, Any], default: Any) -> str:
     )
 
 
-def _followed(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def _follow(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     if "$ref" in field:
         definition: dict[str, Any] = schema["$defs"][field["$ref"].rpartition("/")[2]]
         return definition
@@ -143,7 +143,7 @@ def _followed(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return what a key takes, in words."""
-    field = _followed(field, schema)
+    field = _follow(field, schema)
     if "anyOf" in field:
         options = field["anyOf"]
         return " or ".join(

@@ -20,7 +20,7 @@ def write_demonstrations(
     config: RunConfig, out: Path, count: int | None, env_id: str | None
 ) -> int:
     """Let the expert play the first tasks that the recipe selects, and write its episodes. Returns 0."""
-    env = _chosen(config, env_id)
+    env = _choose(config, env_id)
     # Numbered among all tasks, not among the chosen ones: an item id has to mean the same task everywhere.
     numbers = number_tasks(env.id, registry.tasks(env.id, env.options))
     task_ids = [
@@ -34,7 +34,7 @@ def write_demonstrations(
     return 0
 
 
-def _chosen(config: RunConfig, env_id: str | None) -> EnvSection:
+def _choose(config: RunConfig, env_id: str | None) -> EnvSection:
     ids = [env.id for env in config.envs]
     if env_id is None and len(ids) > 1:
         raise ConfigError(f"the recipe has the envs {', '.join(ids)}: choose one with --env ID")

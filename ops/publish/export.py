@@ -24,7 +24,7 @@ def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
 
     config = read_config(run_dir)
     weights, facts = (
-        _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
+        _find_best(run_dir) if best else _find_newest(run_dir, config.learner.keep_checkpoints)
     )
     facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
     model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
@@ -53,7 +53,7 @@ def example_prompt(config: RunConfig, run_dir: Path) -> str | None:
     )
 
 
-def _newest_of(run_dir: Path, keep: int) -> tuple[Path, dict[str, Any]]:
+def _find_newest(run_dir: Path, keep: int) -> tuple[Path, dict[str, Any]]:
     checkpoint = CheckpointStore(run_dir / "checkpoints", keep=keep).newest()
     if checkpoint is None:
         raise CheckpointError(f"{run_dir} holds no checkpoint yet: wait for the first one")
@@ -62,7 +62,7 @@ def _newest_of(run_dir: Path, keep: int) -> tuple[Path, dict[str, Any]]:
     }
 
 
-def _best_of(run_dir: Path) -> tuple[Path, dict[str, Any]]:
+def _find_best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
     best = Best(run_dir / BEST)
     result = best.read()
     if result is None:

@@ -134,7 +134,7 @@ def _evaluation(directory: Path, name: str) -> Compared:
         "evaluation",
         badges,
         _flat(settings),
-        {part: _counted(played.values()) for part, played in tasks.items()},
+        {part: _count_ends(played.values()) for part, played in tasks.items()},
         {
             part: {task: sum(ends) / len(ends) for task, ends in played.items()}
             for part, played in tasks.items()
@@ -142,7 +142,7 @@ def _evaluation(directory: Path, name: str) -> Compared:
     )
 
 
-def _counted(ends: Any) -> tuple[int, int]:
+def _count_ends(ends: Any) -> tuple[int, int]:
     flat = [end for of_task in ends for end in of_task]
     return sum(flat), len(flat)
 
@@ -185,14 +185,18 @@ def _difference(one: Compared, first: Compared, part: Part) -> dict[str, Any] | 
     if part in one.tasks and part in first.tasks:
         both = one.tasks[part].keys() & first.tasks[part].keys()
         pairs = [one.tasks[part][task] - first.tasks[part][task] for task in sorted(both)]
-        return _tested(mean(pairs), paired_interval(pairs), f"{len(pairs)} tasks, in pairs")
+        return _describe_difference(
+            mean(pairs), paired_interval(pairs), f"{len(pairs)} tasks, in pairs"
+        )
     (k, n), (k_first, n_first) = one.counts[part], first.counts[part]
-    return _tested(
+    return _describe_difference(
         k / n - k_first / n_first, newcombe((k, n), (k_first, n_first)), "as independent samples"
     )
 
 
-def _tested(value: float | None, bounds: tuple[float, float], how: str) -> dict[str, Any] | None:
+def _describe_difference(
+    value: float | None, bounds: tuple[float, float], how: str
+) -> dict[str, Any] | None:
     if value is None:
         return None
     return {

@@ -12,7 +12,7 @@ from horizonrl.ops.evaluation.report import RESULTS, read_results, title
 from horizonrl.ops.report.episodes import Episodes, Group, pack
 
 
-def judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
+def read_judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
     """Return the facts of an evaluation's page and its episodes. Raises ConfigError if the directory is none."""
     settings, lines = read_journal(directory)
     results = read_results(directory) if (directory / RESULTS).is_file() else None

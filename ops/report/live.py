@@ -118,10 +118,10 @@ class RunWatch:
 
     async def index(self, request: web.Request) -> web.Response:
         self._tell(request)
-        return web.Response(text=packed_index(self._asked(request)))
+        return web.Response(text=packed_index(self._find_edition(request)))
 
     async def chunk(self, request: web.Request) -> web.Response:
-        chunks, number = self._asked(request).chunks, int(request.match_info["number"])
+        chunks, number = self._find_edition(request).chunks, int(request.match_info["number"])
         if number >= len(chunks):
             raise web.HTTPNotFound(text=f"there are {len(chunks)} chunks\n")
         return web.Response(text=chunks[number])
@@ -130,7 +130,7 @@ class RunWatch:
         """Note whether this page has, or now gets, the last episodes of a run that has ended."""
         self.told = self.told or (self.ended and _edition(request) == self.edition)
 
-    def _asked(self, request: web.Request) -> Episodes:
+    def _find_edition(self, request: web.Request) -> Episodes:
         episodes = self._editions.get(_edition(request))
         if episodes is None:
             raise web.HTTPGone(text="newer episodes have replaced these: ask for the facts again\n")

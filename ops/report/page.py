@@ -23,7 +23,7 @@ from horizonrl.ops.models.models import known_model
 from horizonrl.ops.report.compare import NEITHER, comparison, is_evaluation, read_compared
 from horizonrl.ops.report.episodes import Episodes, collect, compress
 from horizonrl.ops.report.facts import facts
-from horizonrl.ops.report.judged import judged
+from horizonrl.ops.report.judged import read_judged
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.files import Files
@@ -59,7 +59,7 @@ def write_report(
     if not alone:
         shown = Shown(comparison(read_compared(directories)))
     elif is_evaluation(directories[0]):
-        shown = Shown(*judged(directories[0]))
+        shown = Shown(*read_judged(directories[0]))
     else:
         shown = shown_run(directories[0], read_config(directories[0], overrides, besides=NEITHER))
     atomic_write_text(file, assemble(shown))

@@ -15,7 +15,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import HorizonState, Outcomes, Progress, WeightsManifest, end_of_run
 from horizonrl.common.types import Kind
-from horizonrl.ops.terminal.figures import counted, duration
+from horizonrl.ops.terminal.figures import count_noun, duration
 
 LONG_S = 30.0
 """Seconds of silence in a step after which a learner may be gone. Only its own machine knows."""
@@ -119,18 +119,18 @@ def _learner(
 ) -> str:
     """Say what the learner does: it trains if its batch is full, else it waits for groups."""
     if config is not None and progress.step >= config.total_steps:
-        return f"the learner waits for the end of {counted(broker.outstanding(Kind.EVAL), 'evaluation ticket')}"
+        return f"the learner waits for the end of {count_noun(broker.outstanding(Kind.EVAL), 'evaluation ticket')}"
     if config is None:
-        return f"the learner has {counted(broker.batch, 'group')} of its next batch"
+        return f"the learner has {count_noun(broker.batch, 'group')} of its next batch"
     wanted = config.groups_per_step(progress.phase)
     if progress.awaited is not None:
-        groups = counted(broker.batch, "group")
+        groups = count_noun(broker.batch, "group")
         return f"the learner waits for {progress.awaited}, which no later step may train; it has {groups}"
     if broker.batch >= wanted:
         silence = ""
         if broker.silent_s > LONG_S:
             silence = f", last report {duration(broker.silent_s)} ago"
-        return f"the learner trains on {counted(wanted, 'group')}{silence}"
+        return f"the learner trains on {count_noun(wanted, 'group')}{silence}"
     dropped = (
         0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
     )
@@ -152,9 +152,11 @@ def _tickets(broker: BrokerStatus) -> Sequence[str]:
     if queue.waiting and not queue.leased:
         sentences.append(f"no actor holds a ticket; queued: {queue.waiting}")
     elif queue.waiting or queue.leased:
-        sentences.append(f"actors hold {counted(queue.leased, 'ticket')}; queued: {queue.waiting}")
+        sentences.append(
+            f"actors hold {count_noun(queue.leased, 'ticket')}; queued: {queue.waiting}"
+        )
     if broker.unread:
-        messages = counted(broker.unread, "message")
+        messages = count_noun(broker.unread, "message")
         sentences.append(f"the learner has yet to read {messages} of the group log")
     return sentences
 
@@ -162,7 +164,7 @@ def _tickets(broker: BrokerStatus) -> Sequence[str]:
 def _actors(broker: BrokerStatus) -> Sequence[str]:
     sentences = []
     if broker.queue.idle and not broker.queue.waiting:
-        actors = counted(broker.queue.idle, "actor")
+        actors = count_noun(broker.queue.idle, "actor")
         sentences.append(f"{actors} with free slots: no tickets until the learner's next step")
     if broker.log.full:
         sentences.append(

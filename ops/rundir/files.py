@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS
 from horizonrl.common.types import TRAINED, Kind, Phase
 from horizonrl.ops.rundir.lines import GrowingLines
-from horizonrl.ops.terminal.figures import counted, percent
+from horizonrl.ops.terminal.figures import count_noun, percent
 
 Line = Mapping[str, Any]
 JOURNAL = {"metrics": METRICS, "ledger": LEDGER, "evals": EVALS, "lineages": LINEAGES}
@@ -117,7 +117,7 @@ class Files:
             is_end = total_steps is not None and version >= total_steps
             return Stage(
                 "after_rl",
-                "after RL" if is_end else f"after {counted(version - boundary, 'RL step')}",
+                "after RL" if is_end else f"after {count_noun(version - boundary, 'RL step')}",
                 line,
             )
         if version:

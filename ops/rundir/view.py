@@ -21,7 +21,7 @@ from horizonrl.ops.rundir.broker_status import BrokerStatus, waits
 from horizonrl.ops.rundir.directory import in_training
 from horizonrl.ops.rundir.files import RECENT, SETTLED, Files, Stage
 from horizonrl.ops.rundir.troubles import Trouble
-from horizonrl.ops.terminal.figures import counted, duration, percent
+from horizonrl.ops.terminal.figures import count_noun, duration, percent
 
 SILENT_S = 600.0
 """Seconds without a report after which a learner is called silent: it may be in a long step, or gone."""
@@ -204,7 +204,7 @@ class RunView:
         if (unequal := selection.warning(self.files.metrics)) is not None:
             sentences.append(unequal)
         if self.broker is not None and self.broker.dead:
-            messages = counted(self.broker.dead, "message")
+            messages = count_noun(self.broker.dead, "message")
             sentences.append(f"{messages} could not be decoded (stream {self.name}_DEAD)")
         if self.broker is not None and self.broker.log.full and not self.finished:
             log = self.broker.log
@@ -212,7 +212,7 @@ class RunView:
                 f"the group log is full: {log.stored_bytes:,} of broker.max_log_bytes = {log.limit_bytes:,}"
             )
         if resumes := sum(line["lineage"] > 0 for line in self.files.lineages):
-            sentences.append(f"the learner has resumed {counted(resumes, 'time')}")
+            sentences.append(f"the learner has resumed {count_noun(resumes, 'time')}")
         return sentences
 
     @property

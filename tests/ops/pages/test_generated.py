@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.config.section import sections_of
+from horizonrl.common.config.section import list_sections
 from horizonrl.common.metrics import METRICS, PREFIX, TABLE
 from horizonrl.ops.deploy.grafana.dashboards import DASHBOARDS, DIRECTORY, files
 from horizonrl.ops.deploy.grafana.panels import DECLARED, HEIGHTS, Dashboard, last, metric_names
@@ -60,7 +60,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the name of each section, and of each key of all its kinds."""
     for name, field in model.model_fields.items():
         yield prefix + name
-        for section in sections_of(field.annotation):
+        for section in list_sections(field.annotation):
             yield from keys_of(section, f"{prefix}{name}.")
 
 

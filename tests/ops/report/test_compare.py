@@ -12,7 +12,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.statistics import newcombe, paired_interval, wilson
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.report.compare import MOST, comparison, read_compared
-from horizonrl.ops.report.judged import judged
+from horizonrl.ops.report.judged import read_judged
 from tests.ops.report.evaluations import write_evaluation
 from tests.ops.report.runs import evaluation, run_config, write_run
 
@@ -177,7 +177,7 @@ def test_the_command_writes_one_file_of_several_or_of_an_evaluation(
 
 
 def test_an_evaluation_has_its_table_its_settings_and_its_episodes(tmp_path: Path) -> None:
-    shown, episodes = judged(write_evaluation(tmp_path / "judged", [True, False], broken=2))
+    shown, episodes = read_judged(write_evaluation(tmp_path / "judged", [True, False], broken=2))
     results = json.loads((tmp_path / "judged" / "results.json").read_text())
     assert shown["blocks"][0]["rows"] == results["blocks"][0]["rows"]
     assert [number["label"] for number in shown["headline"]] == [
@@ -201,7 +201,7 @@ def test_an_evaluation_has_its_table_its_settings_and_its_episodes(tmp_path: Pat
 
 
 def test_an_evaluation_that_goes_on_says_so(tmp_path: Path) -> None:
-    shown, episodes = judged(write_evaluation(tmp_path / "begun", [True], complete=False))
+    shown, episodes = read_judged(write_evaluation(tmp_path / "begun", [True], complete=False))
     assert shown["blocks"] == []
     assert "not complete" in shown["notices"][0]
     assert episodes.rows
