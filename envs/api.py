@@ -13,7 +13,8 @@ import xxhash
 
 from horizonrl.common.errors import EnvironmentFailure
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validation", "test"]
+"""To train on, to choose by (a recipe, a rate, a version), or to play once for a result."""
 Tools = tuple[Mapping[str, Any], ...]
 """In OpenAI's form: {"type": "function", "function": {"name", "description", "parameters": a JSON schema}}."""
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, HorizonError
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, Reply, tool_user
+from horizonrl.envs.api import Environment, Reply, Split, TaskSpec, tool_user
 from horizonrl.envs.contract import MAX_ANSWER_CHARS
 from horizonrl.envs.odd_texts import odd_calls, odd_texts
 from horizonrl.envs.subject import Subject, Violation, show
@@ -71,7 +71,7 @@ async def check(
     listed = registry.tasks(env_id, options)
     if registry.drives_itself(env_id):
         rehearsed = await _rehearse(env_id, options, listed[0].task_id)
-        tasks = Check("its tasks are listed", True, f"{len(listed)} tasks")
+        tasks = Check("its tasks are listed", True, _counted(listed))
         return CheckReport(env_id, environment.version, (tasks, *rehearsed))
     spread = [task.task_id for task in listed[:: max(1, len(listed) // TASKS_TRIED)]][:TASKS_TRIED]
     subject = Subject(env_id, options or {}, task_ids or spread)
@@ -171,13 +171,29 @@ async def _tasks_are_listed(subject: Subject) -> str:
             f"two listings differ: {len(first)} and {len(second)} tasks, the first difference is {differing}",
             "tasks",
         )
-    counts = Counter(task.task_id for task in first)
-    if not first or len(counts) < len(first):
-        repeated = [task_id for task_id, count in counts.items() if count > 1][:3]
+    splits: dict[str, list[Split]] = {}
+    for task in first:
+        splits.setdefault(task.task_id, []).append(task.split)
+    if not first or len(splits) < len(first):
+        repeated = [
+            f"{task_id!r} ({', '.join(named)})"
+            for task_id, named in splits.items()
+            if len(named) > 1
+        ]
         raise Violation(
-            f"{len(first)} tasks with {len(counts)} different ids; repeated: {repeated}", "tasks"
+            f"{len(first)} tasks with {len(splits)} different ids; repeated: "
+            f"{', '.join(repeated[:3]) or 'none'}",
+            "tasks",
         )
-    return f"{len(first)} tasks"
+    return _counted(first)
+
+
+def _counted(tasks: Sequence[TaskSpec]) -> str:
+    """Say how many tasks each split has, and what follows without one to choose by."""
+    counts = Counter(task.split for task in tasks)
+    by_split = ", ".join(f"{counts[split]} {split}" for split in registry.SPLITS)
+    remark = "" if counts["validation"] else "; without validation, eval.split has to be test"
+    return f"{len(tasks)} tasks: {by_split}{remark}"
 
 
 async def _unknown_task_is_refused(subject: Subject) -> str:

@@ -8,7 +8,7 @@ is one whose world answers a line of words at once.
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
@@ -17,7 +17,7 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Reply, Split, Step, TaskSpec, ToolCall, Tools
+from horizonrl.envs.api import Observation, Reply, Step, ToolCall, Tools
 from horizonrl.envs.bounds import Chars, clip, whole
 from horizonrl.envs.formats import (
     ActionFormat,
@@ -33,9 +33,6 @@ from horizonrl.envs.formats import (
 
 Style = Literal["full", "compact", "agentgym"]
 """`agentgym` reproduces the texts of AgentGym's server. It omits the rules, because AgentGym's clients add them."""
-
-TEST_OF_8 = 2
-"""Of eight tasks that `hashed_split` divides, two are held out on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,20 +258,3 @@ def random_for(name: str) -> Random:
     """Return a random generator that depends on the name alone, so it is the same on every machine."""
     # sha256, because `hash()` of a text differs from process to process.
     return Random(int.from_bytes(sha256(name.encode()).digest()))
-
-
-def hashed_split(task_id: str) -> Split:
-    """Return a task's split, which depends on its id alone: longer lists of tasks move none of them."""
-    return "test" if sha256(task_id.encode()).digest()[0] % 8 < TEST_OF_8 else "train"
-
-
-def split_tasks(category_of: Mapping[str, str], test: int) -> tuple[TaskSpec, ...]:
-    """Return the tasks in the given order. The `test` tasks whose ids have the lowest sha256 form the test split."""
-    # A hash draws the test tasks: no random generator that a new Python may change, and no pattern of the order.
-    held_out = frozenset(
-        sorted(category_of, key=lambda task_id: sha256(task_id.encode()).digest())[:test]
-    )
-    return tuple(
-        TaskSpec(task_id, "test" if task_id in held_out else "train", category)
-        for task_id, category in category_of.items()
-    )

@@ -116,7 +116,7 @@ def attributed(env_id: str, trouble: str) -> Iterator[None]:
 def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[TaskSpec]:
     """Return every task of the environment under these options. Options that do not choose tasks are ignored.
 
-    Raises ConfigError for anything but a sequence of tasks, each of the train or the test split.
+    Raises ConfigError for anything but a sequence of tasks, each of one of the three splits.
     """
     listing = load(env_id).tasks
     with attributed(env_id, "cannot list its tasks"):
@@ -135,8 +135,8 @@ def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[Tas
         for task in listed:
             if not isinstance(task, TaskSpec) or task.split not in SPLITS:
                 raise ConfigError(
-                    f"environment {env_id!r} lists {task!r:.200}: a task is a TaskSpec whose split is "
-                    f"{' or '.join(map(repr, SPLITS))} ({definition(listing)})"
+                    f"environment {env_id!r} lists {task!r:.200}: a task is a TaskSpec whose "
+                    f"split is one of {', '.join(map(repr, SPLITS))} ({definition(listing)})"
                 )
     return listed
 

@@ -89,7 +89,8 @@ class AgentGym(Remote):
 
     url: the server's address, such as http://127.0.0.1:36001
     instructions: the rules that the agent reads first, instead of ours; an empty text for no rules
-    train, test: a range of task numbers, or a file with a JSON list of them (docs/environments/agentgym.md)
+    train, validation, test: a range of task numbers, or a file with a JSON list of them; without
+        `validation`, about one in 16 of the train numbers (docs/environments/agentgym.md)
     mappings: AgentGym's folder `agentenv-alfworld/configs`; needed if a list names ALFRED's trials
     timeout_s: the longest wait for an answer, in seconds
     max_observation_chars: bound of every observation
@@ -102,12 +103,13 @@ class AgentGym(Remote):
         url: str | None = None,
         instructions: str | None = None,
         train: str | None = None,
+        validation: str | None = None,
         test: str | None = None,
         mappings: str | None = None,
         timeout_s: Seconds = 300.0,
         max_observation_chars: Chars = 32_768,
     ) -> None:
-        tasks = numbered_tasks(self.dialect, train, test, mappings)
+        tasks = numbered_tasks(self.dialect, train, validation, test, mappings)
         # Two machines with other lists are two versions, which the provenance of every group shows.
         digest = sha256(
             " ".join(f"{task.split} {task.task_id}" for task in tasks).encode()
@@ -120,10 +122,15 @@ class AgentGym(Remote):
     @classmethod
     @validate_call
     def tasks(
-        cls, *, train: str | None = None, test: str | None = None, mappings: str | None = None
+        cls,
+        *,
+        train: str | None = None,
+        validation: str | None = None,
+        test: str | None = None,
+        mappings: str | None = None,
     ) -> Sequence[TaskSpec]:
-        """Return one task for each number of the two splits."""
-        return numbered_tasks(cls.dialect, train, test, mappings)
+        """Return one task for each number of the three splits."""
+        return numbered_tasks(cls.dialect, train, validation, test, mappings)
 
 
 class Served(Remote):

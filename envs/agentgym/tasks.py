@@ -10,23 +10,31 @@ from typing import Any
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.agentgym.dialects import Dialect
 from horizonrl.envs.api import Split, TaskSpec
+from horizonrl.envs.splits import is_validation
 
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 _NAMED = re.compile(r"(?:(.*)_)?([0-9]{1,9})")
 _TRIAL = re.compile(r"(?:.*[_/])?(trial_T[0-9]+_[0-9]+_[0-9]+)")
+VALIDATION_ONE_IN = 16
 MAPPINGS = ("mappings_train.json", "mappings_test.json")
 """In AgentGym's `agentenv-alfworld/configs`: the number of each of ALFRED's trials."""
 
 
 @cache
 def numbered_tasks(
-    dialect: Dialect, train: str | None, test: str | None, mappings: str | None
+    dialect: Dialect,
+    train: str | None,
+    validation: str | None,
+    test: str | None,
+    mappings: str | None,
 ) -> Sequence[TaskSpec]:
-    """Return one task for each number of the splits, train first. A number in both splits belongs to test only.
+    """Return one task for each number: train, validation, test. In several, it belongs to the last.
 
-    A split is a range such as `0-443`, or a file with a JSON list of numbers, of ids such as `textcraft_12`, or of
-    AgentGym's {"item_id": "textcraft_12"}. The default is the first `dialect.train` numbers for train and the next
-    `dialect.test` for test. `mappings` is the folder, or one of its files, with the numbers of ALFRED's trials.
+    A split is a range such as `0-443`, or a file with a JSON list of numbers, of ids such as
+    `textcraft_12`, or of AgentGym's {"item_id": "textcraft_12"}. The default is the first
+    `dialect.train` numbers for train and the next `dialect.test` for test; about one in
+    VALIDATION_ONE_IN of those for train is for validation. `mappings` is the folder, or one of its
+    files, with the numbers of ALFRED's trials.
     """
     for_test = (
         _numbers(dialect, test, mappings)
@@ -34,9 +42,16 @@ def numbered_tasks(
         else range(dialect.train, dialect.train + dialect.test)
     )
     for_train = _numbers(dialect, train, mappings) if train else range(dialect.train)
+    for_validation = (
+        _numbers(dialect, validation, mappings)
+        if validation
+        else [n for n in for_train if is_validation(f"{dialect.name} {n}", VALIDATION_ONE_IN)]
+    )
     tested = set(for_test)
+    untrained = tested.union(for_validation)
     splits: tuple[tuple[Split, Sequence[int]], ...] = (
-        ("train", [number for number in for_train if number not in tested]),
+        ("train", [number for number in for_train if number not in untrained]),
+        ("validation", [number for number in for_validation if number not in tested]),
         ("test", for_test),
     )
     # Without repetitions, which AgentGym's own lists have.

@@ -15,10 +15,11 @@ from pydantic import Field
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, HorizonError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.formats import ActionFormat, explain
-from horizonrl.envs.game import TurnEnvironment, hashed_split
+from horizonrl.envs.game import TurnEnvironment
 from horizonrl.envs.hubs.packages import quiet
 from horizonrl.envs.hubs.randomness import OwnRandom
 from horizonrl.envs.in_thread import in_thread
+from horizonrl.envs.splits import hashed_split
 
 TaskCount = Annotated[int, Field(ge=1, le=100_000)]
 """The type of `tasks`: how many tasks of each category are listed."""

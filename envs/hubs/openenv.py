@@ -24,8 +24,8 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure, Environment
 from horizonrl.common.texts import read_object
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import Chars, clip, readable, whole
-from horizonrl.envs.game import hashed_split
 from horizonrl.envs.hubs.hub import TaskCount, read_number
+from horizonrl.envs.splits import hashed_split
 
 MOST_BYTES = 1 << 24
 """The longest message of a server."""

@@ -19,9 +19,10 @@ from horizonrl.common.files import atomic_write
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import Move, MoveExpert, hashed_split, refuse_move, words
+from horizonrl.envs.game import Move, MoveExpert, refuse_move, words
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version
+from horizonrl.envs.splits import hashed_split
 
 PACKAGE = "textworld"
 EXTRA = "textworld"

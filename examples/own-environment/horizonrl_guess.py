@@ -24,8 +24,9 @@ NUMBERS = range(100)
 
 
 def split_of(task_id: str) -> Split:
-    """Assign a fifth of the tasks to the test split. The split of a task does not change when tasks are added."""
-    return "test" if sha256(task_id.encode()).digest()[0] % 5 == 0 else "train"
+    """Assign a fifth of the tasks to validation, and a fifth to test. New tasks move no other task."""
+    splits: tuple[Split, ...] = ("test", "validation", "train", "train", "train")
+    return splits[sha256(task_id.encode()).digest()[0] % 5]
 
 
 TASKS = tuple(TaskSpec(f"number-{n:02d}", split_of(f"number-{n:02d}"), "all") for n in NUMBERS)

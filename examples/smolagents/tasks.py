@@ -6,11 +6,12 @@ WORDS = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
 
 
 def sums() -> list[dict[str, Any]]:
-    """Return 300 questions; every fifth is held out for evaluations."""
+    """Return 300 questions: a fifth for validation, a fifth for test."""
+    splits = ("test", "train", "train", "train", "validation")
     return [
         {
             "id": f"{first}-{word}-{second}",
-            "split": "test" if (first + second) % 5 == 0 else "train",
+            "split": splits[(first + second) % len(splits)],
             "category": word,
             "question": f"What is {first} {word} {second}?",
             "answer": function(first, second),

@@ -23,7 +23,7 @@ MOST_CATEGORIES = 8
 def list_environments(env_ids: Sequence[str] = ()) -> int:
     """Print every registered environment, or those that are named, with its tasks by category."""
     registry.require_known(*env_ids)
-    table = Table("environment", "version", "train", "test", "categories")
+    table = Table("environment", "version", *registry.SPLITS, "categories")
     for column in table.columns:
         column.overflow = "fold"
     # Below the table, where a message is not broken to the width of a column: it has a command or a path to copy.
@@ -32,7 +32,7 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
         try:
             environment, tasks = registry.load(name), registry.tasks(name)
         except (MissingDependency, ConfigError) as error:
-            table.add_row(name, "-", "-", "-", "see below")
+            table.add_row(name, *["-"] * (1 + len(registry.SPLITS)), "see below")
             problems.append(f"{name}: {str(error).removeprefix(f'environment {name!r} ')}")
             continue
         splits = Counter(task.split for task in tasks)
@@ -40,7 +40,8 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
         shown = ", ".join(f"{category} {count}" for category, count in sorted(categories.items()))
         if len(categories) > MOST_CATEGORIES and not env_ids:
             shown = f"{len(categories)} categories: horizonrl envs list {name}"
-        table.add_row(name, environment.version, str(splits["train"]), str(splits["test"]), shown)
+        counts = [str(splits[split]) for split in registry.SPLITS]
+        table.add_row(name, environment.version, *counts, shown)
     console = plain_console()
     console.print(table)
     for problem in problems:

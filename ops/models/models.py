@@ -189,8 +189,10 @@ def _smollm2(out: Path, _: Tell) -> None:
 
 
 def _pocket_source() -> str:
-    """Return the digest of the code that says what the pocket model is: another recipe is another model."""
-    return files_digest(Path(__file__).parent, "pocket.py", "tiny_model.py")[:12]
+    """Return the digest of what makes the pocket model: another recipe or other lessons, another model."""
+    code = ("ops/models/pocket.py", "ops/models/tiny_model.py")
+    lessons = "envs/worlds/textcraft/tasks.json"
+    return files_digest(Path(__file__).parents[2], *code, lessons)[:12]
 
 
 def _pocket(out: Path, tell: Tell) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,9 @@ import pytest
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.check import TRIALS, CheckReport, check
+from horizonrl.envs.worlds.deepsearch.library import load_questions
 from horizonrl.envs.worlds.miniwob.pages import BROWSERS
+from horizonrl.envs.worlds.shop.env import Shop
 from tests.envs.hubs.guess import GUESS
 from tests.envs.serving.servers import server_of
 
@@ -100,6 +103,34 @@ def test_an_environment_that_offers_tools_keeps_it_too(env_id: str) -> None:
         found.detail for found in report.checks if found.name == "its tools are described"
     )
     assert "skipped" not in described
+
+
+OF_A_USER = ("mcp", "program", "transcripts")
+"""Whoever writes their tasks divides them."""
+WITHOUT_TRAIN = ("agentgym-academia", "agentgym-sheet")
+"""AgentGym has test tasks alone."""
+SHOP = Shop(style="compact")
+GOALS: dict[str, Callable[[str], object]] = {
+    "babyai": lambda task_id: int(task_id) // 40,
+    "deepsearch": lambda task_id: load_questions().by_id[task_id].text.lower().rstrip("?"),
+    "shop": lambda task_id: " ".join(sorted(SHOP.begin(task_id)[0].replace(",", "").split())),
+}
+"""What a task asks for, where several ask for the same; else its id says it."""
+
+
+@pytest.mark.parametrize("env_id", [name for name in registry.names() if name not in OF_A_USER])
+def test_no_goal_is_in_two_splits_and_each_split_has_tasks(env_id: str) -> None:
+    try:
+        tasks = registry.tasks(env_id, OPTIONS.get(env_id))
+    except MissingDependency as missing:
+        pytest.skip(str(missing))
+    split_by_goal: dict[object, str] = {}
+    goal = GOALS.get(env_id, str)
+    for task in tasks:
+        assert split_by_goal.setdefault(goal(task.task_id), task.split) == task.split, task
+    assert {task.split for task in tasks} == (
+        {"test"} if env_id in WITHOUT_TRAIN else {"train", "validation", "test"}
+    )
 
 
 def test_every_environment_of_the_package_is_registered() -> None:

@@ -146,9 +146,26 @@ def test_a_beginners_mistake_is_named_once_with_its_line(
 def test_an_environment_without_tasks_is_told_so_and_no_more(install: Install) -> None:
     found = failed("HasNoTasks", install)
     assert {name: each.detail for name, each in found.items()} == {
-        "tasks are listed in a stable order with unique ids": "0 tasks with 0 different ids; repeated: []",
+        "tasks are listed in a stable order with unique ids": "0 tasks with 0 different ids; repeated: none",
         "the other checks": "not tried: mend this first",
     }
+
+
+def test_a_task_in_two_splits_is_refused_with_both(install: Install) -> None:
+    found = failed("ListsATaskInTwoSplits", install)
+    detail = found["tasks are listed in a stable order with unique ids"].detail
+    assert detail == "3 tasks with 2 different ids; repeated: 'a' (train, test)"
+
+
+def test_an_environment_without_validation_passes_and_is_told_what_follows(
+    install: Install,
+) -> None:
+    install("small", WORLDS, "World")
+    listed = asyncio.run(check("small")).checks[1]
+    assert listed.passed
+    assert listed.detail == (
+        "2 tasks: 2 train, 0 validation, 0 test; without validation, eval.split has to be test"
+    )
 
 
 def test_an_environment_that_hangs_is_waited_for_once_and_its_line_named(

@@ -7,7 +7,6 @@ import pytest
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.formats import MAX_ACTION_CHARS
-from horizonrl.envs.game import split_tasks
 from tests.envs.hash_seeds import printed_under_hash_seeds
 
 FROZEN = {
@@ -77,12 +76,3 @@ def test_a_first_observation_that_does_not_fit_is_a_config_error(env_id: str) ->
 
     with pytest.raises(ConfigError, match="max_observation_chars is 64"):
         asyncio.run(begin())
-
-
-def test_the_test_split_is_drawn_by_the_ids_alone() -> None:
-    ids = [f"task-{number}" for number in range(50)]
-    forth, back = (split_tasks(dict.fromkeys(names, "all"), 10) for names in (ids, ids[::-1]))
-    assert sum(task.split == "test" for task in forth) == 10
-    assert sorted(forth, key=lambda task: task.task_id) == sorted(
-        back, key=lambda task: task.task_id
-    )

@@ -34,24 +34,24 @@ def broken(right: str, wrong: str) -> str:
 @pytest.mark.parametrize(
     ("source", "says", "line"),
     [
-        (broken("        self.secret = task_id", "        self.secret = ("), "SyntaxError", 17),
-        (broken("TASKS = {", "raise SystemExit(1)\n{"), "cannot be imported: SystemExit: 1", 4),
+        (broken("        self.secret = task_id", "        self.secret = ("), "SyntaxError", 18),
+        (broken("TASKS = {", "raise SystemExit(1)\n{"), "cannot be imported: SystemExit: 1", 5),
         (
             broken('version, secret = "guess", "1"', 'secret = "guess"'),
             "Guess has no text `version`",
-            7,
+            8,
         ),
-        (broken("async def reset", "async def restart"), "Guess has no method reset", 7),
+        (broken("async def reset", "async def restart"), "Guess has no method reset", 8),
         (
             broken("list(TASKS.values())", "TASKS.values()"),
             "Guess.tasks returned a dict_values, not a list",
-            10,
+            11,
         ),
-        (broken("list(TASKS.values())", "TASKS[1]"), "cannot list its tasks: KeyError: 1", 12),
+        (broken("list(TASKS.values())", "TASKS[1]"), "cannot list its tasks: KeyError: 1", 13),
         (
-            broken('else "test"', 'else "dev"'),
-            "lists TaskSpec.* whose split is 'train' or 'test'",
-            10,
+            broken('"validation"', '"dev"'),
+            "lists TaskSpec.* whose split is one of 'train', 'validation', 'test'",
+            11,
         ),
     ],
 )
@@ -76,7 +76,7 @@ def expect_message(message: str, capsys: Captured) -> None:
     """Expect it of every command, and that other environments are listed all the same."""
     assert main(["envs", "list", "guess", "parity"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"│ parity +│ 1 +│ 48 +│ 16 +│ all 64", shown)
+    assert re.search(r"│ parity +│ 1 +│ 32 +│ 16 +│ 16 +│ all 64", shown)
     assert re.search(rf"^guess: .*{message}$", shown, re.MULTILINE), shown
     assert main(["envs", "check", "guess"]) == 2
     assert re.fullmatch(rf"error: environment 'guess' .*{message}\n", capsys.readouterr().err)
@@ -101,13 +101,13 @@ def test_a_step_that_exits_ends_no_command_and_is_described_once(
     shown = capsys.readouterr().out
     assert shown.count("SystemExit(3) would end the actor") == 1
     assert re.search(
-        r"^NO: no text raises\n(NO: .*\n)*    RuntimeError.*\n    at: .*:23, step\n",
+        r"^NO: no text raises\n(NO: .*\n)*    RuntimeError.*\n    at: .*:24, step\n",
         shown,
         re.MULTILINE,
     )
     assert main(["bench", "envs:guess"]) == 2
     assert re.search(
-        r"^error: .* SystemExit: 3 \(.*\.py:23\)$", capsys.readouterr().err, re.MULTILINE
+        r"^error: .* SystemExit: 3 \(.*\.py:24\)$", capsys.readouterr().err, re.MULTILINE
     )
 
 
@@ -120,7 +120,7 @@ def test_a_constructor_that_raises_is_named_with_its_line(
     install("guess", source, "Guess")
     assert main(["envs", "check", "guess"]) == 2
     assert re.search(
-        r"cannot be created and closed: ZeroDivisionError: .* \(.*\.py:30\)\n",
+        r"cannot be created and closed: ZeroDivisionError: .* \(.*\.py:31\)\n",
         capsys.readouterr().err,
     )
 

@@ -57,7 +57,7 @@ def horizonrl(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.process
 def test_the_template_is_listed_with_its_splits(installed: Path) -> None:
     shown = horizonrl(installed, "envs", "list").stdout
-    assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ all 100", shown), shown
+    assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ \d\d +│ all 100", shown), shown
 
 
 @pytest.mark.process

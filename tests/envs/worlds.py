@@ -68,6 +68,12 @@ class ListsATaskTwice(World):
         return [*super().tasks(), *super().tasks()]
 
 
+class ListsATaskInTwoSplits(World):
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        return [*super().tasks(), TaskSpec("a", "test", "all")]
+
+
 class AcceptsAnyTask(World):
     async def reset(self, task_id: str) -> Observation:
         self.task_id = task_id

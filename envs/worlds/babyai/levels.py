@@ -18,7 +18,7 @@ from minigrid.envs.babyai.core import roomgrid_level
 from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
 
 from horizonrl.common.errors import MissingDependency
-from horizonrl.envs.api import TaskSpec
+from horizonrl.envs.api import Split, TaskSpec
 
 MINIGRID = "3.2.0"
 
@@ -58,6 +58,8 @@ AGENTGYM = ("GoTo", "Pickup", "AOD", "FindObj", "Room", "SynthLoc")
 SEEDS = 50
 TEST_SEEDS = 5
 """The last 5 seeds are for testing: 18 levels with 45 and with 5 seeds make AgentGym's 810 and 90 tasks."""
+VALIDATION_SEEDS = 6
+"""The seeds before them: levels of one seed resemble each other, and are all of one split."""
 LEVELS_KEPT = 1024
 """Levels that a process keeps as they were drawn, 6 kB each: the episodes of a group all play the same one."""
 LEFT_OUT = {
@@ -82,11 +84,18 @@ vars(roomgrid_level)["print"] = lambda *words: None
 def load_tasks(levels: Levels) -> Sequence[TaskSpec]:
     """Return the tasks of AgentGym's families, or of all levels, by their number."""
     return tuple(
-        TaskSpec(str(number), "test" if seed >= SEEDS - TEST_SEEDS else "train", family)
+        TaskSpec(str(number), _split(seed), family)
         for seed in range(SEEDS)
         for number, (_, family) in enumerate(LEVELS, seed * len(LEVELS))
         if (levels == "all" or family in AGENTGYM) and number not in LEFT_OUT
     )
+
+
+def _split(seed: int) -> Split:
+    from_the_end = SEEDS - seed
+    if from_the_end <= TEST_SEEDS:
+        return "test"
+    return "validation" if from_the_end <= TEST_SEEDS + VALIDATION_SEEDS else "train"
 
 
 def is_number(task_id: str) -> bool:

@@ -1,7 +1,7 @@
 """The pages and questions: those of the fictional world, or the user's own from two JSONL files.
 
 A page is `{"title": ..., "text": ...}`. A question is `{"question": ..., "answers": [...]}`, optionally with `id`,
-`category`, `split` (train or test) and `searches`, which an expert looks up before it answers.
+`category`, `split` and `searches`, which an expert looks up before it answers.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Split, TaskSpec
 from horizonrl.envs.game import Style
+from horizonrl.envs.splits import is_validation
 from horizonrl.envs.worlds.deepsearch.index import Index, Page
 from horizonrl.envs.worlds.deepsearch.questions import Question, make_questions
 from horizonrl.envs.worlds.deepsearch.world import RELATIONS, Entity, World, build_world
@@ -110,9 +111,14 @@ def make_page(entity: Entity, style: Style) -> Page:
 
 def _question(number: int, line: QuestionLine) -> Question:
     task_id = line.id or f"question-{number:05d}"
-    low = int.from_bytes(sha256(task_id.encode()).digest()[:4]) < TEST_SHARE * 2**32
-    spec = TaskSpec(task_id, line.split or ("test" if low else "train"), line.category)
+    spec = TaskSpec(task_id, line.split or _split(task_id), line.category)
     return Question(spec, line.question, line.answers, line.searches)
+
+
+def _split(task_id: str) -> Split:
+    if int.from_bytes(sha256(task_id.encode()).digest()[:4]) < TEST_SHARE * 2**32:
+        return "test"
+    return "validation" if is_validation(task_id) else "train"
 
 
 def _read(path: Path, kind: type[Line]) -> tuple[list[Line], str]:

@@ -10,12 +10,13 @@ the last one has the answer.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from horizonrl.envs.api import TaskSpec
-from horizonrl.envs.game import random_for, split_tasks
+from horizonrl.envs.game import random_for
+from horizonrl.envs.splits import lowest_hashes, split_tasks
 from horizonrl.envs.worlds.deepsearch.world import RELATIONS, Entity, World
 
 A_FAMILY = 600
@@ -58,23 +59,31 @@ class Draft:
     answers: tuple[str, ...]
     searches: tuple[str, ...]
 
+    @property
+    def goal(self) -> Hashable:
+        """What is looked up and answered: another family may ask for it in other words."""
+        return self.answers, frozenset(self.searches)
+
 
 def make_questions(world: World) -> tuple[Question, ...]:
     """Return the questions of every family, no text twice."""
-    questions: list[Question] = []
+    drafts: dict[str, Draft] = {}
+    families: dict[str, str] = {}
+    test: set[str] = set()
     for family, make in FAMILIES.items():
-        draw, drafts = random_for(family), dict[str, Draft]()
-        while len(drafts) < A_FAMILY:
+        draw, by_text = random_for(family), dict[str, Draft]()
+        while len(by_text) < A_FAMILY:
             if draft := make(world, draw):
-                drafts.setdefault(draft.text, draft)
-        specs = split_tasks(
-            {f"{family}-{number:03d}": family for number in range(A_FAMILY)}, TEST[family]
-        )
-        questions += [
-            Question(spec, draft.text, draft.answers, draft.searches)
-            for spec, draft in zip(specs, drafts.values(), strict=True)
-        ]
-    return tuple(questions)
+                by_text.setdefault(draft.text, draft)
+        task_ids = [f"{family}-{number:03d}" for number in range(A_FAMILY)]
+        drafts |= zip(task_ids, by_text.values(), strict=True)
+        families |= dict.fromkeys(task_ids, family)
+        test |= lowest_hashes(task_ids, TEST[family])
+    goals = {task_id: draft.goal for task_id, draft in drafts.items()}
+    return tuple(
+        Question(spec, draft.text, draft.answers, draft.searches)
+        for spec, draft in zip(split_tasks(families, test, goals), drafts.values(), strict=True)
+    )
 
 
 def follow(world: World, start: str, relations: Sequence[str]) -> tuple[str, ...]:

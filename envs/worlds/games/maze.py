@@ -14,13 +14,14 @@ from pydantic import validate_call
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, random_for, split_tasks
+from horizonrl.envs.game import GameEnvironment, Move, Style, random_for
+from horizonrl.envs.splits import lowest_hashes, split_tasks
 
 COMMANDS = (
     Command("move", "move {direction}", "one cell up, down, left or right; row 0 is at the top"),
 )
 STEPS = 50
-TRAIN, TEST = 215, 25
+TRAIN, TEST, LMRL_TEST = 215, 25, 5
 SIZES = {"small": 4, "medium": 6, "large": 8}
 """Cells on a side, by category."""
 LONGEST_WAY = 30
@@ -192,11 +193,9 @@ class MazeWalk(GameEnvironment[Walk]):
     @validate_call
     def tasks(cls, *, mazes: Mazes = "made") -> Sequence[TaskSpec]:
         """Return the 240 mazes, in alternating sizes, or the 25 starts."""
-        return (
-            split_tasks(_sizes(), TEST)
-            if mazes == "made"
-            else split_tasks(dict.fromkeys(_starts(), "lmrl"), 5)
-        )
+        if mazes == "made":
+            return split_tasks(_sizes(), lowest_hashes(_sizes(), TEST))
+        return split_tasks(dict.fromkeys(_starts(), "lmrl"), lowest_hashes(_starts(), LMRL_TEST))
 
     def state(self) -> str:
         """Return where the agent stands."""

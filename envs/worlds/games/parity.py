@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Observation, Split, Step, TaskSpec
 
+SPLITS: tuple[Split, ...] = ("train", "validation", "train", "test")
 TASKS = tuple(
-    TaskSpec(f"round-{number:02d}", "test" if number % 4 == 3 else "train", "all")
-    for number in range(64)
+    TaskSpec(f"round-{number:02d}", SPLITS[number % len(SPLITS)], "all") for number in range(64)
 )
 TURNS = 4
 REWARD = 0.5

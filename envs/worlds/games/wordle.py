@@ -19,15 +19,8 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import (
-    GameEnvironment,
-    Move,
-    Style,
-    hashed_split,
-    refuse_move,
-    split_tasks,
-    words,
-)
+from horizonrl.envs.game import GameEnvironment, Move, Style, refuse_move, words
+from horizonrl.envs.splits import hashed_split, lowest_hashes, split_tasks
 
 COMMANDS = (Command("guess", "guess {word}", "guess the word"),)
 GUESSES = 6
@@ -188,7 +181,8 @@ class Wordle(GameEnvironment[Guessing]):
     def tasks(cls, *, words: Path | None = None, style: Style = "full") -> Sequence[TaskSpec]:
         """Return one task for each word, or for each of AgentGym's 980 seeds, which draw from all the words."""
         if words is None or style == "agentgym":
-            return split_tasks(dict.fromkeys(_tasks_by_word(), "all"), TEST)
+            names = _tasks_by_word()
+            return split_tasks(dict.fromkeys(names, "all"), lowest_hashes(names, TEST))
         return tuple(
             TaskSpec(task_id, hashed_split(task_id), "all") for task_id in _words_by_task(words)
         )

@@ -3,11 +3,11 @@
 import importlib.util
 import shutil
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.envs.api import TaskSpec
+from horizonrl.envs.splits import lowest_hashes, split_tasks
 from horizonrl.envs.worlds.miniwob.expert import STRATEGIES
 
 PACKAGE = "miniwob==1.1.0"
@@ -18,20 +18,19 @@ PAGES = tuple(STRATEGIES)
 """Pages that can be solved from what the agent reads: no drawing, no dragging, nothing that waits for a clock."""
 SEEDS = 25
 TEST_SEEDS = 5
-"""Test tasks per page: those whose ids have the lowest sha256."""
+"""Test tasks per page."""
 
 
 @cache
 def load_tasks() -> tuple[TaskSpec, ...]:
     """Return every task, page by page."""
-    listed = []
+    categories: dict[str, str] = {}
+    test: set[str] = set()
     for page in PAGES:
         ids = [f"{page}-{seed}" for seed in range(SEEDS)]
-        test = sorted(ids, key=lambda task_id: sha256(task_id.encode()).digest())[:TEST_SEEDS]
-        listed += [
-            TaskSpec(task_id, "test" if task_id in test else "train", page) for task_id in ids
-        ]
-    return tuple(listed)
+        categories |= dict.fromkeys(ids, page)
+        test |= lowest_hashes(ids, TEST_SEEDS)
+    return split_tasks(categories, test)
 
 
 def page_path(task_id: str) -> str:

@@ -42,7 +42,7 @@ class Experiment:
 
         The first call waits for the simulator, up to seconds.
         """
-        task_id = self.task.spec.task_id
+        task_id = self.task.task_id
         if task_id not in _SOLUTIONS:
             _SOLUTIONS[task_id] = self.simulation.gold_path(self.task.name, self.task.variation)
         solution = _SOLUTIONS[task_id]

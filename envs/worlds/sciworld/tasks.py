@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 
-from horizonrl.envs.api import Split, TaskSpec
+from horizonrl.envs.api import TaskSpec
+from horizonrl.envs.splits import split_tasks
 
 _TABLE = """\
 boil 30 Other
@@ -37,16 +38,18 @@ VARIATIONS = tuple(
     (name, int(count), family) for name, count, family in map(str.split, _TABLE.splitlines())
 )
 TEST_TASKS, TRAIN_TASKS = 200, 2_120
-"""AgentGym's counts. Its repository does not say which tasks it chose, so we choose by a hash of the number."""
+"""AgentGym's counts. Its repository does not say which tasks it chose, so we choose by a hash of the
+number. Validation is drawn from the train tasks."""
 LEFT_OUT = (80, 2039)
 """Tasks that the simulator's own solution does not solve, among the first 322 by that hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class SciWorldTask:
-    spec: TaskSpec
+    task_id: str
     name: str
     variation: int
+    family: str
 
 
 @cache
@@ -57,32 +60,17 @@ def index_tasks() -> Mapping[str, SciWorldTask]:
         for name, count, family in VARIATIONS
         for variation in range(count)
     ]
-    split = _split(len(counted))
     return {
-        str(number): SciWorldTask(
-            TaskSpec(str(number), split.get(number, "train"), family), name, variation
-        )
+        str(number): SciWorldTask(str(number), name, variation, family)
         for number, (name, variation, family) in enumerate(counted)
     }
 
 
 @cache
-def load_tasks() -> Mapping[str, SciWorldTask]:
-    """Return every listed task by its id, in the order of the numbers."""
-    listed = _split(len(index_tasks()))
-    return {task_id: task for task_id, task in index_tasks().items() if int(task_id) in listed}
-
-
-def _split(count: int) -> Mapping[int, Split]:
-    """Return the split of each listed task, by number."""
-    drawn = sorted(
-        (number for number in range(count) if number not in LEFT_OUT),
-        key=lambda number: sha256(f"sciworld {number}".encode()).digest(),
-    )[: TEST_TASKS + TRAIN_TASKS]
-    return {number: "test" if rank < TEST_TASKS else "train" for rank, number in enumerate(drawn)}
-
-
-@cache
 def list_tasks() -> Sequence[TaskSpec]:
-    """Return every task as the registry lists it."""
-    return tuple(task.spec for task in load_tasks().values())
+    """Return the listed tasks, in the order of the numbers."""
+    numbers = (number for number in range(len(index_tasks())) if number not in LEFT_OUT)
+    by_hash = sorted(numbers, key=lambda number: sha256(f"sciworld {number}".encode()).digest())
+    listed = sorted(by_hash[: TEST_TASKS + TRAIN_TASKS])
+    families = {str(number): index_tasks()[str(number)].family for number in listed}
+    return split_tasks(families, {str(number) for number in by_hash[:TEST_TASKS]})

@@ -11,7 +11,8 @@ from itertools import chain, count
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import clip
 from horizonrl.envs.formats import Command
-from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move, split_tasks
+from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move
+from horizonrl.envs.splits import lowest_hashes, split_tasks
 from horizonrl.envs.worlds.deepsearch.index import Index
 from horizonrl.envs.worlds.shop.catalogue import (
     Product,
@@ -198,17 +199,17 @@ class Shop(GameEnvironment[Visit]):
 
 @cache
 def _tasks() -> tuple[TaskSpec, ...]:
-    return split_tasks({name: parse_category(wish.kind) for name, wish in _wishes().items()}, TEST)
+    wishes = _wishes()
+    categories = {name: parse_category(wish.kind) for name, wish in wishes.items()}
+    goals = {name: wish.meaning for name, wish in wishes.items()}
+    return split_tasks(categories, lowest_hashes(wishes, TEST), goals)
 
 
 @cache
 def _wishes() -> dict[str, Wish]:
     """Return the wish of every task. A train task whose wish is also a test task's draws another."""
     names = [f"shop-{number:04d}" for number in range(TRAIN + TEST)]
-    tests = [
-        task.task_id for task in split_tasks(dict.fromkeys(names, ""), TEST) if task.split == "test"
-    ]
-    held_out = {name: make_wish(random_for(name)) for name in tests}
+    held_out = {name: make_wish(random_for(name)) for name in lowest_hashes(names, TEST)}
     taken = {wish.meaning for wish in held_out.values()}
     return {name: held_out.get(name) or _other_wish(name, taken) for name in names}
 

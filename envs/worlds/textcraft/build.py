@@ -6,9 +6,9 @@ Run it once for each version of the recipes. A test checks that building again g
 import json
 import sys
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 
+from horizonrl.envs.splits import lowest_hashes, split_tasks
 from horizonrl.envs.worlds.textcraft.recipes import PACKAGE, RecipeBook, find_recipes, read_book
 from horizonrl.envs.worlds.textcraft.tasks import make_task_id
 
@@ -19,28 +19,23 @@ that a success rate over all of them compares."""
 
 def freeze(book: RecipeBook) -> str:
     """Return the task list of a book as JSON, one task per line."""
-    test = _test_tasks(book.depths)
+    depths = {make_task_id(item): depth for item, depth in sorted(book.depths.items())}
+    categories = {task_id: f"depth{depth}" for task_id, depth in depths.items()}
     lines = [
-        json.dumps(
-            {
-                "task_id": make_task_id(item),
-                "depth": depth,
-                "split": "test" if item in test else "train",
-            }
-        )
-        for item, depth in sorted(book.depths.items())
+        json.dumps({"task_id": task.task_id, "depth": depths[task.task_id], "split": task.split})
+        for task in split_tasks(categories, _test_tasks(depths))
     ]
     head = f'"package": {json.dumps(PACKAGE)},\n"recipes_sha256": {json.dumps(book.digest)},\n'
     return "{\n" + head + '"tasks": [\n' + ",\n".join(lines) + "\n]\n}\n"
 
 
 def _test_tasks(depths: Mapping[str, int]) -> frozenset[str]:
-    """Return, for each depth, the items with the lowest hashes. A hash does not depend on a random generator."""
-    drawn = sorted(depths, key=lambda item: sha256(make_task_id(item).encode()).digest())
-    return frozenset(
-        item
-        for depth, count in TEST_TASKS.items()
-        for item in [i for i in drawn if depths[i] == depth][:count]
+    """Return the test tasks of all depths."""
+    of_depth = {
+        depth: [task_id for task_id in depths if depths[task_id] == depth] for depth in TEST_TASKS
+    }
+    return frozenset().union(
+        *(lowest_hashes(of_depth[depth], count) for depth, count in TEST_TASKS.items())
     )
 
 

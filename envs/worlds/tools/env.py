@@ -16,7 +16,8 @@ from horizonrl.common.texts import read_object
 from horizonrl.envs.api import Step, TaskSpec, ToolCall
 from horizonrl.envs.bounds import clip
 from horizonrl.envs.formats import Unreadable, bound_length, write_value
-from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move, split_tasks
+from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move
+from horizonrl.envs.splits import lowest_hashes, split_tasks
 from horizonrl.envs.worlds.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.worlds.tools.toolbox import Call, Domain, Problem, Store, ToolError
 
@@ -187,7 +188,8 @@ class Todo(ToolEnvironment):
 def _tasks(env_id: str, domain: Domain) -> dict[str, TaskSpec]:
     count, kinds = domain.train + domain.test, domain.categories
     categories = {f"{env_id}-{number:03d}": kinds[number % len(kinds)] for number in range(count)}
-    return {task.task_id: task for task in split_tasks(categories, domain.test)}
+    test = lowest_hashes(categories, domain.test)
+    return {task.task_id: task for task in split_tasks(categories, test)}
 
 
 def _arguments(text: str | None) -> dict[str, str] | None:

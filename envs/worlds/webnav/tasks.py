@@ -3,24 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Split, TaskSpec
+from horizonrl.envs.api import TaskSpec
 from horizonrl.envs.game import random_for
+from horizonrl.envs.splits import lowest_hashes, split_tasks
 from horizonrl.envs.worlds.webnav.page import Style
 from horizonrl.envs.worlds.webnav.task import Task
 from horizonrl.envs.worlds.webnav.templates.table import TEMPLATES, Template
 from horizonrl.envs.worlds.webnav.world import SIZES, World, build_world
 
-TASKS: Mapping[str, Mapping[Split, int]] = {
-    "Shopping": {"test": 12, "train": 88},
-    "CMS": {"test": 12, "train": 84},
-    "Maps": {"test": 8, "train": 58},
-    "GitlabReddit": {"test": 15, "train": 120},
-    "MultiSite": {"test": 3, "train": 22},
-}
-"""Tasks by category and split: the sums are AgentGym's, the mix is about WebArena's."""
+TASKS = {"Shopping": 100, "CMS": 96, "Maps": 66, "GitlabReddit": 135, "MultiSite": 25}
+TEST_TASKS = {"Shopping": 12, "CMS": 12, "Maps": 8, "GitlabReddit": 15, "MultiSite": 3}
+"""Of them, by category: the sums are AgentGym's, the mix is about WebArena's."""
 MAX_WORLDS = 100
 """The most worlds drawn for a task. Few worlds have a pending order to cancel; in the list it takes 7 at most."""
 
@@ -38,20 +33,19 @@ class Drawn:
 
 @cache
 def load_tasks() -> tuple[TaskSpec, ...]:
-    """Return every task, category by category. The tasks with the lowest hashes form the test split."""
-    listed = []
-    for category, sizes in TASKS.items():
+    """Return every task, category by category."""
+    categories: dict[str, str] = {}
+    test: set[str] = set()
+    for category, count in TASKS.items():
         names = [
             _spoken(template)
             for templates in TEMPLATES[category].values()
             for template in templates
         ]
-        ids = [f"{names[n % len(names)]}-{n // len(names)}" for n in range(sum(sizes.values()))]
-        test = sorted(ids, key=lambda task_id: sha256(task_id.encode()).digest())[: sizes["test"]]
-        listed += [
-            TaskSpec(task_id, "test" if task_id in test else "train", category) for task_id in ids
-        ]
-    return tuple(listed)
+        ids = [f"{names[n % len(names)]}-{n // len(names)}" for n in range(count)]
+        categories |= dict.fromkeys(ids, category)
+        test |= lowest_hashes(ids, TEST_TASKS[category])
+    return split_tasks(categories, test)
 
 
 @cache

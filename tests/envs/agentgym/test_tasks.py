@@ -23,15 +23,20 @@ def test_the_test_split_has_the_papers_size_and_comes_last(
     name: str, train: int, test: int
 ) -> None:
     tasks = registry.tasks(f"agentgym-{name}")
-    assert [task.split for task in tasks] == ["train"] * train + ["test"] * test
-    assert [task.task_id for task in tasks] == [str(number) for number in range(train + test)]
+    assert [task.split for task in tasks[-test:]] == ["test"] * test
+    assert [task.task_id for task in tasks[-test:]] == [str(train + n) for n in range(test)]
+    assert {task.task_id for task in tasks} == {str(number) for number in range(train + test)}
+    validation = sum(task.split == "validation" for task in tasks)
+    assert train / 20 <= validation <= train / 12
 
 
 def test_a_user_names_tasks_by_a_range_or_a_list_of_any_of_three_kinds(tmp_path: Path) -> None:
     file = tmp_path / "test.json"
     file.write_text(json.dumps([5, "textcraft_12", {"item_id": "textcraft_7"}, 5]))
-    tasks = registry.tasks("agentgym-textcraft", {"train": "3-8", "test": str(file)})
-    assert [task.task_id for task in tasks if task.split == "train"] == ["3", "4", "6", "8"]
+    lists = {"train": "3-8", "validation": "6-7", "test": str(file)}
+    tasks = registry.tasks("agentgym-textcraft", lists)
+    assert [task.task_id for task in tasks if task.split == "train"] == ["3", "4", "8"]
+    assert [task.task_id for task in tasks if task.split == "validation"] == ["6"]
     assert [task.task_id for task in tasks if task.split == "test"] == ["5", "12", "7"]
 
 

@@ -9,7 +9,6 @@ import pytest
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, MissingDependency
 from horizonrl.envs.api import Step
 from horizonrl.envs.formats import Command
-from horizonrl.envs.game import hashed_split
 from horizonrl.envs.hubs.hub import HubEnvironment, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module
 
@@ -103,11 +102,9 @@ def test_a_first_observation_that_is_too_long_is_refused_and_a_later_one_is_cut(
     assert len(played(scenario).observation) == 100
 
 
-def test_longer_lists_of_tasks_move_no_task_to_the_other_split() -> None:
+def test_longer_lists_of_tasks_move_no_task_to_another_split() -> None:
     short, long = numbered_tasks(("a", "b"), 10), numbered_tasks(("a", "b"), 400)
     assert set(short) <= set(long)
-    assert 0.2 < sum(task.split == "test" for task in long) / len(long) < 0.3
-    assert {hashed_split(task.task_id) for task in long} == {"train", "test"}
 
 
 @pytest.mark.parametrize("task_id", ["a", "a-", "a-01", "a--1", "a-1x", "c-1", "a-٣", "a-1 ", ""])

@@ -52,7 +52,7 @@ def test_the_three_files_of_the_page_are_a_run(
     config = RunConfig.load([Path("recipe.toml")], [])
     (env,) = config.envs
     splits = [task.split for task in registry.tasks(env.id, env.options)]
-    assert splits == ["train", "train", "test"]
+    assert splits == ["train", "train", "validation", "test"]
     episode = played("It is 7.", env.options, horizon_turns=4)
     assert (episode.stop, episode.episode_return, episode.prompt) == (
         StopReason.TERMINATED,

@@ -6,7 +6,9 @@ Each reply of an even number of letters is worth a half; the episode ends after 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Observation, Split, Step, TaskSpec
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "train", "test")
 
 
 class CoinExpert:
@@ -23,9 +25,7 @@ class Coin:
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        return tuple(
-            TaskSpec(f"coin{n}", "test" if n % 4 == 3 else "train", "all") for n in range(16)
-        )
+        return tuple(TaskSpec(f"coin{n}", SPLITS[n % len(SPLITS)], "all") for n in range(16))
 
     async def reset(self, task_id: str) -> Observation:
         self._turns = 0

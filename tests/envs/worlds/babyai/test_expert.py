@@ -29,6 +29,6 @@ def test_the_expert_solves_every_test_task() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_the_expert_solves_every_task_of_every_level(split: Split) -> None:
     assert asyncio.run(unsolved("all", split)) == []

@@ -37,7 +37,9 @@ def test_the_families_have_the_test_tasks_of_agentgym() -> None:
 
 
 def test_all_tasks_to_train_on_are_listed_but_those_with_a_reason() -> None:
-    train = [task for task in load_tasks("agentgym") if task.split == "train"]
+    """Validation is of AgentGym's train tasks."""
+    train = [task for task in load_tasks("agentgym") if task.split != "test"]
+    assert sum(task.split == "validation" for task in train) == 18 * 6
     assert len(train) == 810 - len({246, 566, 1406, 1459})
     assert len(load_tasks("all")) == 40 * 50 - len(LEFT_OUT)
 

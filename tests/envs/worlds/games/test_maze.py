@@ -11,8 +11,9 @@ from horizonrl.envs.check import check
 from horizonrl.envs.worlds.games.maze import LONGEST_WAY, STEPS, Maze, MazeWalk, Walk
 
 
-def test_there_are_215_mazes_to_train_on_and_25_to_test_of_three_sizes() -> None:
-    assert len(registry.select("maze", "train")) == 215
+def test_there_are_187_mazes_to_train_on_28_to_choose_by_and_25_to_test_of_three_sizes() -> None:
+    assert len(registry.select("maze", "train")) == 187
+    assert len(registry.select("maze", "validation")) == 28
     assert len(registry.select("maze", "test")) == 25
     assert Counter(task.category for task in registry.tasks("maze")) == {
         "small": 80,

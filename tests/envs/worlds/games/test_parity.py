@@ -33,6 +33,7 @@ def test_the_fourth_turn_ends_the_episode_and_is_a_success_when_all_were_even(
     assert [step.success for step in steps] == [False, False, False, success]
 
 
-def test_there_are_48_tasks_to_train_on_and_16_to_test() -> None:
-    assert len(registry.select("parity", "train")) == 48
+def test_there_are_32_tasks_to_train_on_16_to_choose_by_and_16_to_test() -> None:
+    assert len(registry.select("parity", "train")) == 32
+    assert len(registry.select("parity", "validation")) == 16
     assert len(registry.select("parity", "test")) == 16

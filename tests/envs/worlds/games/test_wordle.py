@@ -39,7 +39,7 @@ def test_a_letter_is_elsewhere_as_often_as_the_word_has_it_there(
 def test_the_words_are_980_of_five_letters_and_25_of_them_are_for_tests() -> None:
     assert len(set(list_words())) == 980
     assert all(len(word) == 5 and word.isascii() and word.islower() for word in list_words())
-    assert len(registry.select("wordle", "train")) == 955
+    assert len(registry.select("wordle", "train")) == 835
     assert len(registry.select("wordle", "test")) == 25
 
 

@@ -8,9 +8,11 @@ from horizonrl.envs.worlds.miniwob.expert import Node, read_page
 from horizonrl.envs.worlds.miniwob.pages import PAGES, find_pages, load_tasks, page_path
 
 
-def test_every_page_has_20_tasks_to_train_and_5_to_test() -> None:
+def test_every_page_has_17_tasks_to_train_3_to_choose_by_and_5_to_test() -> None:
     assert Counter((task.category, task.split) for task in load_tasks()) == {
-        (page, split): size for page in PAGES for split, size in (("train", 20), ("test", 5))
+        (page, split): size
+        for page in PAGES
+        for split, size in (("train", 17), ("validation", 3), ("test", 5))
     }
 
 

@@ -10,7 +10,7 @@ from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.formats import ActionFormat
 from horizonrl.envs.worlds.sciworld import jvm
 from horizonrl.envs.worlds.sciworld.env import MAX_STEPS, SciWorld
-from horizonrl.envs.worlds.sciworld.tasks import list_tasks, load_tasks
+from horizonrl.envs.worlds.sciworld.tasks import index_tasks, list_tasks
 
 needs_java = pytest.mark.skipif(
     shutil.which("java") is None, reason="ScienceWorld's simulator needs Java"
@@ -20,9 +20,9 @@ needs_java = pytest.mark.skipif(
 def task_of(*names: str) -> str:
     """Return the first test task of one of these kinds."""
     return next(
-        index
-        for index, task in load_tasks().items()
-        if task.spec.split == "test" and task.name in names
+        task.task_id
+        for task in list_tasks()
+        if task.split == "test" and index_tasks()[task.task_id].name in names
     )
 
 

@@ -40,7 +40,7 @@ def test_the_gold_query_answers_every_test_question() -> None:
         return solved
 
     assert asyncio.run(solved(registry.select("sql", "test"))) == 1_534
-    assert len(registry.select("sql", "train")) == 9_428
+    assert len(registry.select("sql", "train")) == 8_249
 
 
 def test_a_third_of_the_questions_is_of_each_difficulty() -> None:

