@@ -319,7 +319,8 @@ class RunConfig(RunSchedule, BaseSettings):
         if trained := [env for env in self.envs if env.split != "train"]:
             raise ValueError(
                 f"eval.every is {self.eval.every} but the environment {trained[0].id} trains on split "
-                f"{trained[0].split}: its test tasks would not be held out; set its split to train, or eval.every to 0"
+                f"{trained[0].split}: what is evaluated would not be held out; set its split to "
+                "train, or eval.every to 0"
             )
         if self.eval.samples > self.actor.slots:
             raise ValueError(

@@ -42,8 +42,8 @@ class EnvSection(Section):
     """Environment, as `horizonrl envs list` shows it."""
     weight: AboveZero = 1.0
     """Relative share of the tickets, exact to a thousandth."""
-    split: Literal["train", "test", "all"] = "train"
-    """Tasks to train on. Evaluations always use `test`."""
+    split: Literal["train", "validation", "test", "all"] = "train"
+    """Tasks to train on. Evaluations use `eval.split`."""
     categories: tuple[str, ...] = ()
     """Task categories to use. Empty uses all."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -162,6 +162,9 @@ class EvalSection(Section):
     every: Annotated[int, Field(ge=0)] = 0
     """RL steps between evaluations on held-out tasks; the initial model, the start of RL and the end are evaluated too.
     0 turns it off."""
+    split: Literal["validation", "test"] = "validation"
+    """Tasks to evaluate on. Choose recipes, rates and versions on `validation`: a choice on `test`
+    flatters the result there. `horizonrl eval` plays `test` for a result."""
     tasks: Positive = 64
     """Tasks per environment, spread evenly over its categories."""
     samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1

@@ -23,7 +23,7 @@ from sys import intern
 import xxhash
 
 from horizonrl.common.config.schedule import RunSchedule
-from horizonrl.common.config.training import EnvSection
+from horizonrl.common.config.training import EnvSection, EvalSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.state import CategoryYield, RepeatedTasks
 from horizonrl.common.types import Kind, Task
@@ -316,23 +316,33 @@ def eval_tasks(schedule: RunSchedule) -> tuple[EvalTask, ...]:
         EvalTask(Task(env_id=env.id, task_id=spec.task_id), spec.category)
         for env in schedule.envs
         if Kind.EVAL in env.kinds
-        for spec in spread(_held_out(env, schedule.eval.every), schedule.eval.tasks)
+        for spec in spread(_held_out(env, schedule.eval), schedule.eval.tasks)
     )
 
 
-def _held_out(env: EnvSection, every: int) -> list[TaskSpec]:
+def _held_out(env: EnvSection, settings: EvalSection) -> list[TaskSpec]:
     specs = [
         spec
         for spec in registry.select(env.id, "all", env.categories, env.options)
-        if spec.split == "test"
+        if spec.split == settings.split
     ]
     if not specs:
         scope = f" of the categories {', '.join(env.categories)}" if env.categories else ""
         raise ConfigError(
-            f"eval.every is {every} but environment {env.id!r} holds out no task{scope} (split test): set eval.every "
-            "to 0, or widen the environment's categories"
+            f"eval.every is {settings.every} but environment {env.id!r} has no task{scope} of split "
+            f"{settings.split!r}: {_cure(settings)}, widen the environment's categories, or set "
+            "eval.every to 0"
         )
     return specs
+
+
+def _cure(settings: EvalSection) -> str:
+    if settings.split == "test":
+        return "give some of its tasks that split"
+    return (
+        "give some of its tasks that split, or set eval.split to 'test' and read what a choice on "
+        "test costs (docs/evaluation.md)"
+    )
 
 
 def spread(specs: Iterable[TaskSpec], count: int) -> list[TaskSpec]:

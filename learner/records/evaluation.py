@@ -86,7 +86,9 @@ def plan_digest(settings: EvalSection, tasks: Sequence[EvalTask]) -> str:
     """Return the digest of the evaluation's settings and tasks. It must stay the same in a run: a ticket's number alone
     decides which task it plays."""
     names = " ".join(f"{planned.task.env_id}/{planned.task.task_id}" for planned in tasks)
-    return xxhash.xxh3_64_hexdigest(f"{settings.model_dump_json()} {names}".encode())
+    # The tasks say of which split they are.
+    sampling = settings.model_dump_json(exclude={"split"})
+    return xxhash.xxh3_64_hexdigest(f"{sampling} {names}".encode())
 
 
 class Rounds:
@@ -162,6 +164,7 @@ def evaluation_line(
         "lineage": policy.lineage,
         "time": time.time(),
         "settled_step": settled_step,
+        "split": schedule.eval.split,
         "oldest_version": min(oldest, default=None),
         "newest_version": max(newest, default=None),
         **measures(results, schedule.eval.samples),

@@ -66,7 +66,9 @@ def test_the_tasks_are_held_out_and_spread_over_the_categories_whatever_the_seed
     config = RunConfig.load([], ["--eval.every=5", "--eval.tasks=30"])
     tasks = eval_tasks(config)
     specs = {spec.task_id: spec for spec in registry.select("textcraft")}
-    assert {specs[planned.task.task_id].split for planned in tasks} == {"test"}
+    assert {specs[planned.task.task_id].split for planned in tasks} == {"validation"}
+    of_test = eval_tasks(RunConfig.load([], ["--eval.every=5", "--eval.split=test"]))
+    assert {specs[planned.task.task_id].split for planned in of_test} == {"test"}
     assert all(specs[planned.task.task_id].category == planned.category for planned in tasks)
     assert (
         eval_tasks(RunConfig.load([], ["--eval.every=5", "--eval.tasks=30", "--run.seed=7"]))
@@ -98,9 +100,14 @@ def test_an_environment_that_holds_nothing_out_is_told_before_anything_starts(
         [], ["--eval.every=5", "--envs", '[{"id": "parity", "categories": ["all"]}]']
     )
     with pytest.raises(
-        ConfigError, match=r"'parity' holds out no task of the categories all.*set eval\.every to 0"
+        ConfigError,
+        match=r"'parity' has no task of the categories all of split 'validation': give some of its tasks that split, "
+        r"or set eval\.split to 'test'.*set eval\.every to 0",
     ):
         eval_tasks(config)
+    by_test = config.model_copy(update={"eval": config.eval.model_copy(update={"split": "test"})})
+    with pytest.raises(ConfigError, match=r"of split 'test': give some of its tasks that split, w"):
+        eval_tasks(by_test)
 
 
 def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Path) -> None:
@@ -125,7 +132,7 @@ def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Pa
     ]
     assert planned[0] == planned[1] != ()
     playable = json.dumps([transcripts | {"kinds": ["demo", "eval"]}, textcraft])
-    with pytest.raises(ConfigError, match="'transcripts' holds out no task"):
+    with pytest.raises(ConfigError, match="'transcripts' has no task of split"):
         eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", playable]))
     with pytest.raises(
         ConfigError,
@@ -137,6 +144,9 @@ def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Pa
 
 
 def test_what_tells_tickets_apart_is_part_of_the_plan() -> None:
+    """The split is not: the tasks are, so that a run from before there were three goes on with eval.split = "test"."""
+    by_test = CONFIG.eval.model_copy(update={"split": "test"})
+    assert plan_digest(by_test, TASKS) == plan_digest(CONFIG.eval, TASKS) == "72264876b260e9b7"
     other = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"every": 3})})
     assert (
         len(
