@@ -95,7 +95,7 @@ class Choice:
     """Environments; the run's or the recipe's by default."""
     table: bool = False
     """Whether the paper's 27 tasks are played, on our own environments; then `categories` stays empty."""
-    split: Literal["train", "test", "all"] = "test"
+    split: Literal["train", "validation", "test", "all"] = "test"
     categories: Sequence[str] = ()
     """Only these; all by default."""
     tasks: int | None = None

@@ -68,7 +68,7 @@ def write_report(
     )
     (directory / RESULTS).write_text(text + "\n", encoding="utf-8")
     (directory / TABLE_MD).write_text(
-        "\n\n".join(_markdown(block, plan.samples) for block in blocks) + "\n", encoding="utf-8"
+        "\n\n".join(_markdown(block, plan) for block in blocks) + "\n", encoding="utf-8"
     )
 
 
@@ -93,7 +93,10 @@ def rich_tables(plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> list[Table]:
     tables = []
     for block in blocks:
         table = Table(
-            box=rich.box.SIMPLE_HEAD, title=title(block), title_justify="left", pad_edge=False
+            box=rich.box.SIMPLE_HEAD,
+            title=title(block, plan.split),
+            title_justify="left",
+            pad_edge=False,
         )
         for column, name in enumerate(header(plan.samples)):
             table.add_column(name, justify="left" if column < 2 else "right")
@@ -103,13 +106,12 @@ def rich_tables(plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> list[Table]:
     return tables
 
 
-def title(block: Mapping[str, Any]) -> str:
+def title(block: Mapping[str, Any], split: str) -> str:
     values = set(block["turns"].values())
-    if len(values) == 1:
-        return f"At most {values.pop()} turns"
-    return "At most " + ", ".join(
-        f"{turns} turns of {env_id}" for env_id, turns in block["turns"].items()
-    )
+    turns = f"{values.pop()} turns"
+    if values:
+        turns = ", ".join(f"{most} turns of {env_id}" for env_id, most in block["turns"].items())
+    return f"At most {turns}, split {split}"
 
 
 def header(samples: Sequence[int]) -> list[str]:
@@ -150,9 +152,9 @@ def _shown(samples: Sequence[int]) -> Sequence[int]:
     return [k for k in samples if samples[-1] > 1]
 
 
-def _markdown(block: Mapping[str, Any], samples: Sequence[int]) -> str:
-    rows = [cells(row, samples) for row in block["rows"]]
-    return f"{title(block)}:\n\n{markdown_table(header(samples), rows)}"
+def _markdown(block: Mapping[str, Any], plan: Plan) -> str:
+    rows = [cells(row, plan.samples) for row in block["rows"]]
+    return f"{title(block, plan.split)}:\n\n{markdown_table(header(plan.samples), rows)}"
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 2) -> str:

@@ -1,14 +1,17 @@
 """`horizonrl eval`: plan, play what the file does not hold yet, report."""
 
 import asyncio
+import json
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -20,12 +23,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from horizonrl.actors.rollout.rollout import play
 from horizonrl.common.errors import HorizonError, RunFailed, raise_first
 from horizonrl.common.logs import configure_logs
+from horizonrl.common.run_dir import TESTS
 from horizonrl.common.state import ContextRule
 from horizonrl.envs import registry
 from horizonrl.ops.evaluation.journal import EvaluationJournal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
-from horizonrl.ops.evaluation.subjects import MakeRollout, Subject, SubjectRequest, ticket_subject
+from horizonrl.ops.evaluation.subjects import (
+    MakeRollout,
+    RunVersion,
+    Subject,
+    SubjectRequest,
+    ticket_subject,
+)
 from horizonrl.ops.terminal.console import plain_console
 from horizonrl.ops.terminal.waiting import waiting
 
@@ -56,7 +66,7 @@ def carry_out(
     """Play, report into the directory, and print the table; `terminal` shows how far it is."""
     try:
         with EvaluationJournal.open(directory, settings) as journal:
-            uvloop.run(play_missing(plan, subject, journal, terminal))
+            played = uvloop.run(play_missing(plan, subject, journal, terminal))
             blocks = blocks_of(plan, journal.lines)
     except KeyboardInterrupt:
         terminal.print(STOPPED)
@@ -64,6 +74,9 @@ def carry_out(
     write_report(
         directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks
     )
+    # The same command again, after its end, plays nothing.
+    if played and subject.version is not None and plan.split in ("test", "all"):
+        record_test(subject.version, plan.split, blocks[-1])
     console = plain_console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     for table in rich_tables(plan, blocks):
         console.print(table)
@@ -111,17 +124,38 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
     }
 
 
+def record_test(version: RunVersion, split: str, block: Mapping[str, Any]) -> None:
+    """Append to the run's directory which command played test tasks, and what it came to."""
+    # An environment's last row is that of all its tasks.
+    results = {
+        row["env"]: {"tasks": row["tasks"], "success_rate": row["success_rate"]}
+        for row in block["rows"]
+    }
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["horizonrl", *sys.argv[1:]]),
+        "split": split,
+        "version": version.version,
+        "environments": results,
+    }
+    with (version.run_dir / TESTS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 async def play_missing(
     plan: Plan, subject: Subject, journal: EvaluationJournal, terminal: Console
-) -> None:
-    """Play what the file does not hold, as many episodes at once as an actor has slots."""
+) -> int:
+    """Play what the file does not hold, and return how many episodes that was.
+
+    As many are played at once as an actor has slots.
+    """
     remaining = [
         missing
         for missing in plan.plays
         if missing.key not in journal.lines or not journal.lines[missing.key].settled
     ]
     if not remaining:
-        return
+        return 0
     environments = {part.env.id: part.env.options for part in plan.parts}
     async with AsyncExitStack() as opened:
         with waiting(terminal, f"starting {subject.name}"), _ended_by_interrupt(terminal):
@@ -139,6 +173,7 @@ async def play_missing(
                     queue = iter(remaining)
                     for _ in range(min(subject.config.actor.slots, len(remaining))):
                         group.create_task(player.run(queue))
+    return len(remaining)
 
 
 @contextmanager

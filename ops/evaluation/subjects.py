@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,16 @@ class Subject:
     """The config comes from a recipe or a run, and names environments."""
     start: Callable[[RunConfig, OptionsById], Any]
     """A context manager of a MakeRollout."""
+    version: "RunVersion | None" = None
+    """If it is a run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunVersion:
+    """A version that a run directory holds."""
+
+    run_dir: Path
+    version: int
 
 
 @contextmanager
@@ -74,9 +84,11 @@ def ticket_subject(request: SubjectRequest) -> Iterator[Subject]:
     elif (run_dir := _run_dir(path := Path(request.model).expanduser())) is not None:
         # Gone after the evaluation; if it is killed, the next process that makes such a directory removes it.
         with scratch() as folder:
+            model_dir = folder / "model"
             with waiting(plain_console(stderr=True), f"exporting {path.name}"):
-                model_dir = _exported(run_dir, path, folder / "model")
-            yield _local(request, model_dir, run_dir / CONFIG)
+                version = _export(run_dir, path, model_dir)
+            subject = _local(request, model_dir, run_dir / CONFIG)
+            yield replace(subject, version=RunVersion(run_dir, version))
     else:
         with waiting(plain_console(stderr=True), "preparing the model") as tell:
             model_dir = resolve_model(request.model, tell=tell)
@@ -90,18 +102,21 @@ def _run_dir(path: Path) -> Path | None:
     return path if (path / CONFIG).is_file() else None
 
 
-def _exported(run_dir: Path, path: Path, out: Path) -> Path:
-    """Write a checkpoint's weights, or a run's best or newest ones, as a Hugging Face directory."""
+def _export(run_dir: Path, path: Path, out: Path) -> int:
+    """Write a checkpoint, or a run's best or newest version, as a Hugging Face directory.
+
+    Returns the version.
+    """
     from horizonrl.learner.engine.checkpoint.weights_file import export
     from horizonrl.learner.records.best import Best
     from horizonrl.ops.publish.export import export_run
     from horizonrl.ops.rundir.directory import read_config
 
     if path == run_dir:
-        export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
-        return out
+        return export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
     model_dir = resolve_model(read_config(run_dir).model.name)
-    return export(model_dir, path, out, {"checkpoint": path.name}, card=json.dumps)
+    export(model_dir, path, out, {"checkpoint": path.name}, card=json.dumps)
+    return int(path.name.removeprefix("step-"))
 
 
 def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) -> Subject:

@@ -13,7 +13,7 @@ from horizonrl.common.state import Outcomes
 from horizonrl.common.types import Phase, PolicyVersion
 from horizonrl.learner.controller.curriculum import REPEATED_LABEL
 from horizonrl.ops.rundir.broker_status import BrokerStatus
-from horizonrl.ops.rundir.files import Line
+from horizonrl.ops.rundir.files import Line, evaluated_split
 from horizonrl.ops.rundir.view import RunView
 from horizonrl.ops.terminal.figures import (
     count_noun,
@@ -95,13 +95,13 @@ def learning(view: RunView) -> Rows:
     if files.evals:
         last = files.evals[-1]
         trend = sparkline([line["success_rate"] for line in files.evals], TREND, 0.0, 1.0)
-        yield (
-            "eval",
-            f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes",
-        )
+        played = f"{last['episodes']} {evaluated_split(last)} episodes"
+        yield "eval", f"{interval(last)} at version {last['version']}, {played}"
         if len(files.evals) > 1:
             yield "", trend
             yield "", view.gain
+    if view.tests:
+        yield "test split", f"played {counted(view.tests, 'time')}"
     yield from _horizons(view)
     drawn = files.metrics[-1].get("curriculum", ()) if files.metrics else ()
     for index, share in enumerate(drawn[:MOST_DRAWS]):
@@ -201,6 +201,7 @@ def as_json(view: RunView) -> dict[str, Any]:
         "stages": [{"stage": stage.label} | _eval_json(stage.line) for stage in view.stages],
         "last_step": files.metrics[-1] if files.metrics else None,
         "last_eval": _eval_json(files.evals[-1]) if files.evals else None,
+        "tests": view.tests,
         "broker": _broker_json(view.broker) if view.broker else None,
         "waits": waiting(view),
         "broke": view.broken(),

@@ -19,9 +19,9 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.models.models import POCKET, SMOLLM2, hub_id
 from horizonrl.ops.publish.rows import DatasetCounts
 from horizonrl.ops.rundir.directory import public_config
-from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.files import Files, evaluated_split
 from horizonrl.ops.rundir.view import RunView
-from horizonrl.ops.terminal.figures import interval, percent
+from horizonrl.ops.terminal.figures import counted, interval, percent
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Of SMOLLM2 on the hub, under Apache-2.0."""
@@ -71,7 +71,8 @@ def model_card(
             result for line in evals if line["version"] == step for result in _results(line)
         ],
     ).to_yaml()
-    gain = f"\nSuccess on held-out tasks: {view.gain}.\n" if view.gain else ""
+    split = evaluated_split(evals[-1]) if evals else config.eval.split
+    gain = f"\nSuccess on {split} tasks: {view.gain}.\n" if view.gain else ""
     note = (
         "The version here is in bold."
         if evals
@@ -97,7 +98,7 @@ def model_card(
 ```python
 {_example(config, prompt)}```
 
-With the recipe below as `recipe.toml`, `horizonrl eval . --recipe recipe.toml` plays the held-out tasks.
+With the recipe below as `recipe.toml`, `horizonrl eval . --recipe recipe.toml` plays the test tasks.
 
 ## Environments
 
@@ -105,8 +106,9 @@ With the recipe below as `recipe.toml`, `horizonrl eval . --recipe recipe.toml` 
 
 ## Evaluations
 
-On held-out tasks, {config.eval.samples} episode(s) each at temperature {config.eval.temperature:g}, with 95 % Wilson
-intervals. {note}
+On {split} tasks, {config.eval.samples} episode(s) each at temperature
+{config.eval.temperature:g}, with 95 % Wilson intervals. {note}
+Test tasks were played {counted(view.tests, "time")}.
 
 {_evaluations(evals, step)}
 
@@ -142,7 +144,7 @@ def _facts(facts: Mapping[str, Any]) -> str:
     if facts.get("lineage"):
         rows["version"] += f", of lineage {facts['lineage']}"
     if facts.get("success_rate") is not None:
-        rows["success on held-out tasks"] = interval(facts)
+        rows[f"success on {evaluated_split(facts)} tasks"] = interval(facts)
     rows["digest"] = f"`{facts['digest']}`"
     return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
@@ -262,7 +264,7 @@ def _results(line: Mapping[str, Any]) -> list[EvalResult]:
             task_type="reinforcement-learning",
             dataset_type=env,
             dataset_name=env,
-            dataset_split="test",
+            dataset_split=evaluated_split(line),
             metric_type="success_rate",
             metric_name=f"success, 95 %: {measured['low']:.3f} to {measured['high']:.3f}",
             metric_value=measured["success_rate"],

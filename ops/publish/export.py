@@ -13,7 +13,7 @@ from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.models.models import resolve_model
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.episodes import EpisodeFiles
-from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.files import Files, evaluated_split
 
 
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
@@ -69,6 +69,5 @@ def _find_best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
         raise CheckpointError(
             f"{run_dir} holds no evaluated version: set eval.every, or export without --best"
         )
-    return best.weights(result), {
-        key: result[key] for key in ("step", "lineage", "success_rate", "low", "high")
-    }
+    facts = {key: result[key] for key in ("step", "lineage", "success_rate", "low", "high")}
+    return best.weights(result), facts | {"split": evaluated_split(result)}

@@ -16,10 +16,10 @@ from horizonrl.common.types import DropReason
 from horizonrl.learner.controller.horizon import horizon_turns
 from horizonrl.ops.report.curves import curves
 from horizonrl.ops.rundir.directory import model_label, to_toml
-from horizonrl.ops.rundir.files import Files, Line, Stage
+from horizonrl.ops.rundir.files import Files, Line, Stage, evaluated_split
 from horizonrl.ops.rundir.selection import tenths
 from horizonrl.ops.rundir.view import RunView
-from horizonrl.ops.terminal.figures import percent
+from horizonrl.ops.terminal.figures import counted, percent
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """The user and password in a broker's address, before its host."""
@@ -35,7 +35,7 @@ def facts(view: RunView, config: RunConfig) -> dict[str, Any]:
         "written": view.now,
         "state": state(view),
         "headline": headline(view),
-        "notices": list(notices(config, files)),
+        "notices": [*notices(config, files), *_tests(view)],
         "curves": curves(files.metrics, files.evals, view.stages),
         "resumes": [line["from_step"] for line in files.lineages if line["from_step"]],
         "imitation": files.imitation_steps,
@@ -110,14 +110,22 @@ def _total(lines: list[Line], key: str) -> int:
 
 
 def held_out(stages: list[Stage], files: Files) -> str:
-    """Return the note on the last stage's success: `held-out; 0 % before training, 13 % after imitation (...)`."""
+    """Return the note on the last stage's success: `validation; 0 % before training, ... (...)`."""
     *earlier, (_, _, last) = stages
-    text = "; ".join(["held-out", *([", ".join(map(str, earlier))] if earlier else [])])
+    split = evaluated_split(last)
+    text = "; ".join([split, *([", ".join(map(str, earlier))] if earlier else [])])
     text += f" (95{NARROW}%{NARROW}CI {100 * last['low']:.0f}-{100 * last['high']:.0f})"
     best = max(files.evals, key=lambda line: (line["success_rate"] or 0.0, line["version"]))
     if best is not last and (best["success_rate"] or 0.0) > last["success_rate"]:
         text += f"; best, version {best['version']}: {percent(best['success_rate'])}"
     return text
+
+
+def _tests(view: RunView) -> Iterator[str]:
+    """Yield how often test tasks were played, if they were."""
+    if view.tests:
+        times = counted(view.tests, "time")
+        yield f"The split test was played {times}. A choice by it flatters its numbers."
 
 
 def notices(config: RunConfig, files: Files) -> Iterator[str]:

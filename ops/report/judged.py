@@ -25,7 +25,10 @@ def read_judged(directory: Path) -> tuple[dict[str, Any], Episodes]:
         "notices": list(_notices(results, lines)),
         "blocks": []
         if results is None
-        else [{"title": title(one), "rows": one["rows"]} for one in results["blocks"]],
+        else [
+            {"title": title(one, results["split"]), "rows": one["rows"]}
+            for one in results["blocks"]
+        ],
         "samples": [1] if results is None else results["samples"],
         "settings": json.dumps(settings, indent=2),
         "curves": [],

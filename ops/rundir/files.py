@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS
+from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS, TESTS
 from horizonrl.common.types import TRAINED, Kind, Phase
 from horizonrl.ops.rundir.lines import GrowingLines
 from horizonrl.ops.terminal.figures import count_noun, percent
 
 Line = Mapping[str, Any]
-JOURNAL = {"metrics": METRICS, "ledger": LEDGER, "evals": EVALS, "lineages": LINEAGES}
+JOURNAL = {
+    "metrics": METRICS,
+    "ledger": LEDGER,
+    "evals": EVALS,
+    "lineages": LINEAGES,
+    "tests": TESTS,
+}
 """The file of each part of `Files`."""
 SETTLED = (TRAINED, "evaluated", "void")
 """The ends of a ticket that are not reasons for a drop."""
@@ -73,6 +79,7 @@ class Files:
     ledger: Sequence[Line] = ()
     evals: Sequence[Line] = ()
     lineages: Sequence[Line] = ()
+    tests: Sequence[Line] = ()
 
     @classmethod
     def read(cls, run_dir: Path) -> "Files":
@@ -146,6 +153,11 @@ class Files:
         for end in self.ends():
             counts[Kind(end.ticket.partition("-")[0])][end.how] += 1
         return counts
+
+
+def evaluated_split(line: Line) -> str:
+    """Return the split that an evaluation of the run played: `test` if its release knew no other."""
+    return str(line.get("split", "test"))
 
 
 def step_ends(line: Line) -> Iterator[TicketEnd]:

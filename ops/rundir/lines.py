@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.quantities import QUANTITIES
-from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS
+from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS, TESTS
 from horizonrl.common.state import HorizonGrowth
 from horizonrl.learner.controller.curriculum import DrawShare
 
@@ -64,6 +64,17 @@ class EvaluationLine(Origin, Measures):
     newest_version: int | None = None
     environments: dict[str, Measures] = {}
     ends: list[tuple[int, str, str]] = []
+    split: str = ""
+
+
+class ResultLine(Shape):
+    """What `horizonrl eval` came to on test tasks."""
+
+    time: str = ""
+    command: str = ""
+    split: str = ""
+    version: int = 0
+    environments: dict[str, dict[str, Number]] = {}
 
 
 class LedgerLine(Origin):
@@ -100,6 +111,7 @@ SHAPES: Mapping[str, type[Shape]] = {
     METRICS: MetricsLine,  # type: ignore[dict-item]
     LEDGER: LedgerLine,
     EVALS: EvaluationLine,
+    TESTS: ResultLine,
     LINEAGES: LineageLine,
 }
 

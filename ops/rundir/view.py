@@ -19,7 +19,7 @@ from horizonrl.common.types import Kind, Phase
 from horizonrl.ops.rundir import selection
 from horizonrl.ops.rundir.broker_status import BrokerStatus, waits
 from horizonrl.ops.rundir.directory import in_training
-from horizonrl.ops.rundir.files import RECENT, SETTLED, Files, Stage
+from horizonrl.ops.rundir.files import RECENT, SETTLED, Files, Stage, evaluated_split
 from horizonrl.ops.rundir.troubles import Trouble
 from horizonrl.ops.terminal.figures import count_noun, duration, percent
 
@@ -125,6 +125,12 @@ class RunView:
     def gain(self) -> str:
         """What imitation and RL added: `0 % before training, 13 % after imitation, 85 % after RL`."""
         return ", ".join(map(str, self.stages))
+
+    @property
+    def tests(self) -> int:
+        """How often `test` was played: by `horizonrl eval`, or by the run's own evaluations."""
+        own = sum(evaluated_split(line) == "test" for line in self.files.evals)
+        return len(self.files.tests) + own
 
     @cached_property
     def outcomes(self) -> Mapping[Kind, Outcomes]:

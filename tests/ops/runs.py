@@ -41,6 +41,7 @@ EVAL: dict[str, Any] = {
     "version": 4,
     "lineage": 0,
     "settled_step": 3,
+    "split": "validation",
     "success_rate": 0.43,
     "low": 0.331,
     "high": 0.54,

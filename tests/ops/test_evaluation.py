@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EngineDead, RunFailed
+from horizonrl.common.run_dir import TESTS
 from horizonrl.common.statistics import pass_at_k, wilson
 from horizonrl.common.types import StopReason
 from horizonrl.ops.cli.main import main
@@ -29,11 +32,15 @@ from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_
 from horizonrl.ops.evaluation.subjects import (
     MakeRollout,
     OptionsById,
+    RunVersion,
     Subject,
     SubjectRequest,
     ticket_subject,
 )
 from horizonrl.ops.rundir.directory import write_config
+from horizonrl.ops.rundir.files import Files
+from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.rundir.view import RunView
 from tests.actors.players import make_chat
 from tests.completions import Completions, refusal, serving
 from tests.engine import Played
@@ -409,6 +416,40 @@ def test_the_real_engine_is_evaluated_by_the_same_code(vllm_engine: Played, tmp_
     assert all(0 < turn.tokens <= 4 for line in journal.lines.values() for turn in line.turns)
 
 
+# What a run remembers of it
+
+
+def recorded(scripted: Subject, run_dir: Path, out: Path, **choice: Any) -> list[dict[str, Any]]:
+    """Evaluate a version of a run; return the lines of its file of plays of test tasks."""
+    out.mkdir(exist_ok=True)
+    subject = replace(scripted, version=RunVersion(run_dir, 12))
+    plan = make_plan(CONFIG, Choice(env_ids=("parity", "maze"), **choice), own_envs=False)
+    assert carry_out(subject, plan, settings_of(subject, plan), out, TERMINAL) == 0
+    return read_lines(run_dir / TESTS)
+
+
+def test_a_run_keeps_by_which_command_its_test_tasks_were_played(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/horizonrl", "eval", "runs/a run", "--tasks", "4"])
+    run_dir, subject = tmp_path / "run", scripted({"round-03": "odd"}, "even")
+    run_dir.mkdir()
+    assert recorded(subject, run_dir, tmp_path / "chosen", split="validation", tasks=4) == []
+    (line,) = recorded(subject, run_dir, tmp_path / "out", tasks=4)
+    assert line["command"] == "horizonrl eval 'runs/a run' --tasks 4"
+    assert (line["split"], line["version"]) == ("test", 12)
+    assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
+    # Parity has one category, of which four were asked for; maze has three.
+    assert {env: measured["tasks"] for env, measured in line["environments"].items()} == {
+        "parity": 4,
+        "maze": 12,
+    }
+    assert line["environments"]["maze"]["success_rate"] == 0.0
+    assert len(recorded(subject, run_dir, tmp_path / "out", tasks=4)) == 1, "nothing was played"
+    assert len(recorded(subject, run_dir, tmp_path / "out", tasks=5, split="all")) == 2
+    assert RunView("r", files=Files.read(run_dir)).tests == 2
+
+
 # The subject
 
 
@@ -432,11 +473,12 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
     (place / "weights.safetensors").write_bytes((tiny_models[1] / "model.safetensors").read_bytes())
     with ticket_subject(SubjectRequest(str(place))) as subject:
         assert (subject.own_envs, subject.config.rollout.max_turn_tokens) == (True, 7)
+        assert subject.version == RunVersion(config.run_dir, 3)
         of_checkpoint = subject.facts["weights"]
     with ticket_subject(SubjectRequest(str(tiny_models[1]))) as subject:
         assert subject.facts["weights"] == of_checkpoint
         assert subject.config.model.max_context_tokens == 1024  # the model's own
-        assert not subject.own_envs
+        assert (subject.own_envs, subject.version) == (False, None)
     best = config.run_dir / "best"
     best.mkdir()
     (best / "v2.safetensors").write_bytes((tiny_models[0] / "model.safetensors").read_bytes())
@@ -451,6 +493,7 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
     (best / "eval.json").write_text(json.dumps(shown))
     with ticket_subject(SubjectRequest(str(config.run_dir))) as subject:
         assert subject.facts["weights"] != of_checkpoint
+        assert subject.version == RunVersion(config.run_dir, 2)
 
 
 # The program

@@ -65,7 +65,10 @@ def _add_choice(command: CommandParser) -> None:
         "--env", nargs="+", default=(), metavar="ID", help="environments; the recipe's by default"
     )
     choice.add_argument(
-        "--split", choices=("train", "test", "all"), default="test", help="test by default"
+        "--split",
+        choices=("train", "validation", "test", "all"),
+        default="test",
+        help="test by default, for a result; validation, to choose by",
     )
     choice.add_argument(
         "--categories", nargs="+", default=(), metavar="NAME", help="only these; all by default"

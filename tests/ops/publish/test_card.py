@@ -25,14 +25,17 @@ def made(root: Path, step: int, *overrides: str, **facts: Any) -> ModelCard:
 def test_a_card_has_the_exported_versions_results_with_their_intervals(tmp_path: Path) -> None:
     card = made(tmp_path, step=6)
     (result,) = card.data.eval_results
-    assert (result.dataset_name, result.metric_type, result.metric_value) == (
+    assert (result.dataset_name, result.dataset_split, result.metric_type, result.metric_value) == (
         "textcraft",
+        "validation",
         "success_rate",
         30 / 64,
     )
     assert result.metric_name == "success, 95 %: 0.352 to 0.589"
     assert "| **6** | textcraft | 47 % (35.2 to 58.9) | 64 |" in card.text
     assert "| 3 | textcraft |" in card.text
+    assert "On validation tasks, 1 episode(s) each" in card.text
+    assert "Test tasks were played 0 times." in card.text
 
 
 def test_imitation_is_not_called_rl_and_what_each_added_is_told(tmp_path: Path) -> None:
@@ -41,7 +44,7 @@ def test_imitation_is_not_called_rl_and_what_each_added_is_told(tmp_path: Path) 
         "`model` after 3 optimizer steps of imitation and 3 optimizer steps of reinforcement learning"
         in card.text
     )
-    gain = "Success on held-out tasks: 16 % before training, 31 % after imitation"
+    gain = "Success on validation tasks: 16 % before training, 31 % after imitation"
     assert f"{gain}, 47 % after RL." in card.text
     half = made(tmp_path / "half", 3, "--imitation.steps=3", "--rl.steps=3")
     assert "`model` after 3 optimizer steps of imitation on multi-turn tasks" in half.text
@@ -49,12 +52,13 @@ def test_imitation_is_not_called_rl_and_what_each_added_is_told(tmp_path: Path) 
 
 
 def test_the_facts_are_words_and_rounded_numbers(tmp_path: Path) -> None:
-    card = made(tmp_path, 6, lineage=2, success_rate=0.46875, low=0.35234, high=0.58863)
+    measured = {"success_rate": 0.46875, "low": 0.35234, "high": 0.58863, "split": "validation"}
+    card = made(tmp_path, 6, lineage=2, **measured)
     table = card.text.partition("| fact | value |")[2].partition("\n\n")[0]
     assert table.splitlines()[2:] == [
         "| run | `small` |",
         "| version | 6, of lineage 2 |",
-        "| success on held-out tasks | 47 % (35-59 %) |",
+        "| success on validation tasks | 47 % (35-59 %) |",
         "| digest | `d1` |",
     ]
 

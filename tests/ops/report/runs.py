@@ -181,6 +181,7 @@ def evaluation(version: int, successes: int, settled_step: int) -> dict[str, Any
         "lineage": 0,
         "time": 1e9 + 60 * version,
         "settled_step": settled_step,
+        "split": "validation",
         **measures,
         "environments": {"textcraft": measures | {"categories": {"depth1": part}}},
         "ends": [[1, f"eval-{version:08d}", "evaluated"]],

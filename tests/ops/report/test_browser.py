@@ -335,7 +335,7 @@ def test_the_steps_of_imitation_are_shaded(open_page: Open, taught: Path) -> Non
     page = open_page(page_file=taught)
     assert page.locator(".curve .imitation").count() == page.locator(".curve").count()
     expect(page.locator("#headline")).to_contain_text(
-        "held-out; 16 % before training (95 % CI 35-59)"
+        "validation; 16 % before training (95 % CI 35-59)"
     )
 
 

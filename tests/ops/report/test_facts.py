@@ -127,7 +127,7 @@ def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(
         tile = headline(RunView("small", config, files=files))[0]
         return tile["label"], tile["value"], tile["note"].replace("\xa0", " ")
 
-    rl = ("Success after RL", 30 / 64, "held-out; 16 % before training (95 % CI 35-59)")
+    rl = ("Success after RL", 30 / 64, "validation; 16 % before training (95 % CI 35-59)")
     assert first_tile(files) == rl
     taught = [
         dict(line) | {"phase": "imitation" if line["step"] <= 3 else "rl"} for line in files.metrics
@@ -135,7 +135,7 @@ def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(
     both = replace(files, metrics=taught)
     assert (
         first_tile(both)[2]
-        == "held-out; 16 % before training, 31 % after imitation (95 % CI 35-59)"
+        == "validation; 16 % before training, 31 % after imitation (95 % CI 35-59)"
     )
     assert first_tile(both, "--rl.steps=9")[0] == "Success after 3 RL steps"
     fell = replace(
@@ -143,9 +143,9 @@ def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(
     )
     assert (
         first_tile(fell)[2]
-        == "held-out; 47 % before training (95 % CI 9-26); best, version 0: 47 %"
+        == "validation; 47 % before training (95 % CI 9-26); best, version 0: 47 %"
     )
-    assert first_tile(replace(files, evals=files.evals[:1]))[2] == "held-out (95 % CI 9-26)"
+    assert first_tile(replace(files, evals=files.evals[:1]))[2] == "validation (95 % CI 9-26)"
 
 
 def test_the_curve_of_success_names_the_turning_points(config: RunConfig, files: Files) -> None:

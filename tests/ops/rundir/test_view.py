@@ -9,6 +9,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.run_dir import TRAIN_LOCK
 from horizonrl.common.state import Outcomes, Progress, WeightsManifest, end_of_run
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion
+from horizonrl.ops.observe.screen import learning
 from horizonrl.ops.rundir.directory import only_train
 from horizonrl.ops.rundir.files import Files, Line, TrainingSuccess
 from horizonrl.ops.rundir.view import RunView
@@ -122,6 +123,17 @@ LEDGER: dict[str, Any] = {
     "dropped": [[2, "train-00000001", "stale"]],
     "voids": [[3, "train-00000002"]],
 }
+
+
+def test_plays_of_the_test_split_are_counted_whoever_played_it() -> None:
+    """An evaluation that names no split is of a release that had no other to evaluate on."""
+    older = {key: value for key, value in EVAL.items() if key != "split"}
+    evals = [older, EVAL, EVAL | {"split": "test"}]
+    played = {"split": "test", "version": 4}
+    view = RunView("r", files=Files(evals=evals, tests=[played, played]))
+    assert view.tests == 4
+    assert dict(learning(view))["test split"] == "played 4 times"
+    assert "test split" not in dict(learning(RunView("r", files=Files(evals=[EVAL]))))
 
 
 def test_the_ends_of_tickets_are_counted_by_the_broker_or_else_by_the_files() -> None:
