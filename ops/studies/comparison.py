@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.statistics import mean
 from horizonrl.ops.studies.contrasts import (
     Contrast,
@@ -64,7 +65,8 @@ class Comparison:
     rows: Sequence[ComparisonRow]
     contrasts: Sequence[Contrast]
     budgets: dict[str, float]
-    measured: str
+    split: str
+    """Of the tasks that success is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,16 @@ class Band:
 
 
 def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
-    """Summarise the outcomes of at least one run, variants in the order of the study."""
+    """Summarise the outcomes of at least one run, variants in the order of the study.
+
+    Raises ConfigError for runs that were evaluated on different splits.
+    """
+    splits = sorted({outcome.split for outcome in outcomes})
+    if "test" in splits and "validation" in splits:
+        raise ConfigError(
+            f"study {study.name}: some runs were evaluated on test tasks, others on validation tasks, "
+            "which do not compare: give a new --directory, or leave out the files of --with"
+        )
     budgets = {axis: least_budget(outcomes, axis) for axis in AXES if axis != "steps"}
     by_variant = {
         variant.name: sorted(
@@ -88,9 +99,7 @@ def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     }
     rows = [_row(runs) for runs in by_variant.values() if runs]
     results = contrasts(study.pairs, outcomes, list(budgets), study.primary_axis)
-    return Comparison(
-        rows, results, budgets, " and ".join(sorted({outcome.measured for outcome in outcomes}))
-    )
+    return Comparison(rows, results, budgets, " and ".join(splits))
 
 
 def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
@@ -114,7 +123,7 @@ def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str
     for run in runs:
         run["curve"] = {name: values.tolist() for name, values in run["curve"].items()}
     return {
-        "measured": comparison.measured,
+        "split": comparison.split,
         "level": LEVEL,
         "budgets": comparison.budgets,
         "variants": [

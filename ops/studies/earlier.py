@@ -127,5 +127,8 @@ def _outcome(run: Mapping[str, Any]) -> RunOutcome:
         "final": Success(**run["final"]),
         "curve": Curve(**{name: np.array(values) for name, values in run["curve"].items()}),
     }
+    # A release that did not say the split evaluated on `test`.
+    measured = kept.pop("measured", "evaluations")
+    kept.setdefault("split", "test" if measured == "evaluations" else "train")
     kept["played"] = tuple(Played(**study_run) for study_run in run.get("played", ()))
     return RunOutcome(**kept)

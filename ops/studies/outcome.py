@@ -15,6 +15,7 @@ import numpy as np
 from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Phase
+from horizonrl.ops.rundir.files import evaluated_split
 from horizonrl.ops.rundir.lines import read_lines
 from horizonrl.ops.studies.played import Played, read_played
 from horizonrl.ops.studies.statistics import Array
@@ -69,8 +70,8 @@ class RunOutcome:
     start: Success
     final: Success
     curve: Curve
-    measured: str
-    """`evaluations` or `training episodes`."""
+    split: str
+    """Of the tasks that success is of: that of the evaluations, or `train`."""
     ess_mean: float | None
     ess_min: float | None
     staleness_mean: float | None
@@ -133,7 +134,7 @@ def read_outcome(
         start,
         final,
         curve,
-        measured="evaluations" if evals else "training episodes",
+        split=evaluated_split(evals[0]) if evals else "train",
         ess_mean=mean(ess),
         ess_min=min(ess, default=None),
         staleness_mean=mean(staleness),

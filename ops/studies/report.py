@@ -46,7 +46,7 @@ def results_to_markdown(results: Results, shown: ReportOptions) -> list[str]:
         parts.append(_table(RULES, _rule_rows(results)))
     tables = [run["tables"] for run in results.get("runs", []) if run.get("tables")]
     if tables and shown.tables:
-        parts.append(_table(TASKS, _task_rows(tables[0])))
+        parts.append(_tasks(tables[0]))
     elif "variants" in results:
         parts.append(shown.method)
         parts.append(_variants(results, with_seconds=shown.share_of == SECONDS))
@@ -60,7 +60,7 @@ def _facts(results: Results) -> str:
     # Without the tasks of each category.
     evaluation = re.sub(r" \([^)]*\)", "", results.get("evaluation", ""))
     measured = (
-        {"Held-out tasks": evaluation}
+        {f"Evaluated on {results['split']}": evaluation}
         if evaluation
         else {"Groups": f"{results['groups']} that runs consumed"}
     )
@@ -83,8 +83,8 @@ def _variants(results: Results, with_seconds: bool) -> str:
     gain_p = dict(zip(runs, _correct(map(_p_of_gain, runs.values())), strict=True))
     columns = {
         "variant": [f"`{row['variant']}`" for row in rows],
-        "start, %": [f"{100 * row['start']['mean']:.1f}" for row in rows],
-        "end, %": [_percent(row["final"]) for row in rows],
+        f"start on {results['split']}, %": [f"{100 * row['start']['mean']:.1f}" for row in rows],
+        f"end on {results['split']}, %": [_percent(row["final"]) for row in rows],
         "gain": [_points(row["improvement"]) for row in rows],
         "its p": [_p(gain_p[row["variant"]]) for row in rows],
         "environment steps": [f"{row['environment_steps']:,.0f}" for row in rows],
@@ -121,7 +121,7 @@ def _correct(p_values: Iterable[float | None]) -> list[float | None]:
 
 
 def _contrasts(results: Results, shown: ReportOptions) -> str:
-    head = ["contrast", "at equal", "difference, points", "p"]
+    head = [f"contrast on {results['split']}", "at equal", "difference, points", "p"]
     axes = shown.axes or tuple(dict.fromkeys(row["axis"] for row in results["contrasts"]))
     rows = [row for axis in axes for row in results["contrasts"] if row["axis"] == axis]
     cells = [
@@ -197,7 +197,7 @@ RULES = (
     "their variance",
 )
 """Shares of what the runs spent, and of the variance of the returns of all informative groups."""
-TASKS = ("scenario", "task", "n", "before RL, %", "after RL, %", "turns")
+TASKS = ("scenario", "task", "n")
 PAIRED_TASKS = ("scenario", "tasks", "RL adds, points", "p")
 
 
@@ -205,6 +205,12 @@ def _rule_rows(results: Results) -> Iterator[list[str]]:
     for rule in results["rules"].values():
         costs = (f"{rule[key]:.2f}" for key in ("steps_per_group", "steps_per_episode"))
         yield [f"`{rule['rule']}`", *costs, f"{100 * rule['lost']:.0f} %", f"{rule['spread']:.2f}"]
+
+
+def _tasks(tables: Results) -> str:
+    split = tables["after"]["split"]
+    rates = (f"{when} RL on {split}, %" for when in ("before", "after"))
+    return _table([*TASKS, *rates, "turns"], _task_rows(tables))
 
 
 def _task_rows(tables: Results) -> Iterator[list[str]]:
@@ -228,7 +234,7 @@ def _task_rows(tables: Results) -> Iterator[list[str]]:
 
 def tables_to_markdown(name: str, tables: Results) -> str:
     """Return a run's tables as a section of a report, with what RL adds in each scenario."""
-    parts = [f"## The 27 tasks: {name}", _table(TASKS, _task_rows(tables))]
+    parts = [f"## The 27 tasks: {name}", _tasks(tables)]
     if paired := tables.get(PAIRED):  # a run of an earlier release has none
         parts.append(_table(PAIRED_TASKS, map(_paired_row, paired)))
     return "\n\n".join(parts)

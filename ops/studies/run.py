@@ -156,7 +156,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
             )
         for study_run in runs:
             _write_recipe(study_run)
-        if not _carry_out(runs, command, study.table):
+        if not _carry_out(runs, command, study):
             print(
                 "stopped; the same command goes on from here, and --report-only shows what there is"
             )
@@ -188,7 +188,7 @@ def _as_reported(study: Study, earlier: Sequence[ReportedRun]) -> list[ReportedR
     return list(earlier)
 
 
-def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | None) -> bool:
+def _carry_out(runs: Sequence[StudyRun], command: Command, study: Study) -> bool:
     """Train the runs that are not finished, play their tables, and print one line per run.
 
     Returns False if interrupted.
@@ -201,8 +201,8 @@ def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | No
             again = ending is None or not (ending.finished or ending.gave_up)
             if ending is None or again:
                 ending = _train(study_run, ending, command)
-            if ending.finished and table is not None and tables_missing(study_run.directory):
-                ending = _play_tables(study_run, ending, table)
+            if ending.finished and study.table and tables_missing(study_run.directory):
+                ending = _play_tables(study_run, ending, study.table, study.table_split)
             if ending.code == INTERRUPTED:
                 return False
             line = (
@@ -224,9 +224,9 @@ def _train(study_run: StudyRun, before: Ending | None, command: Command) -> Endi
     return _write_ending(study_run, code, wall_s)
 
 
-def _play_tables(study_run: StudyRun, trained: Ending, table: TableFile) -> Ending:
+def _play_tables(study_run: StudyRun, trained: Ending, table: TableFile, split: str) -> Ending:
     """Play a run's tables, and write down the ending of one that fails: then the run counts as failed."""
-    for words in table_commands(study_run.directory, study_run.config, table):
+    for words in table_commands(study_run.directory, study_run.config, table, split):
         if code := _child(words, study_run.directory / LOG):
             return _write_ending(study_run, code, trained.wall_s)
     return trained

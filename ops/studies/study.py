@@ -151,6 +151,11 @@ class Study:
     primary_axis: str | None = None
     table: TableFile | None = None
 
+    @property
+    def table_split(self) -> str:
+        """The split of the tables: what variants are chosen by is no result."""
+        return "test" if len(self.variants) == 1 else "validation"
+
     def phase(self, name: str) -> tuple["Study", Sequence[str]]:
         """Return the study with the seeds and variants of a phase, and the phase's overrides.
 
@@ -223,7 +228,8 @@ def read_study(path_or_name: Path) -> Study:
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:
     """Return every run, ordered by seed, so that a study that is stopped early has the same seeds of all variants.
 
-    Raises ConfigError if a config is invalid, or if two variants have the same config.
+    Raises ConfigError if a config is invalid, if two variants have the same config, or if one of
+    several would be chosen by test tasks.
     """
     runs = [
         StudyRun(variant, seed, _config(study, variant, seed, directory, overrides))
@@ -231,6 +237,12 @@ def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[S
     ]
     # One seed is enough: seeds differ in [run] alone, which `training_config` leaves out.
     first = runs[: len(study.variants)]
+    by_test = [one.variant.name for one in first if one.config.eval.split == "test"]
+    if by_test and len(first) > 1:
+        raise ConfigError(
+            f"study {study.name}: eval.split is test in variant {by_test[0]}, one of {len(first)} to "
+            "choose from: set it to validation, and play test with what is chosen (`horizonrl eval`)"
+        )
     for one, other in itertools.combinations(first, 2):
         if training_config(one.config) == training_config(other.config):
             raise ConfigError(

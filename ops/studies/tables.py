@@ -25,11 +25,13 @@ from horizonrl.ops.studies.study import StudyRun, TableFile
 TABLES = "tables"
 """Folder in a run's directory."""
 BEFORE, AFTER, PAIRED = "before", "after", "paired"
-KEPT_FACTS = ("settings", "samples", "blocks")
+KEPT_FACTS = ("split", "settings", "samples", "blocks")
 """Of an evaluation's `results.json`; the rest names places on this machine."""
 
 
-def table_commands(run_dir: Path, config: RunConfig, table: TableFile) -> list[list[str]]:
+def table_commands(
+    run_dir: Path, config: RunConfig, table: TableFile, split: str
+) -> list[list[str]]:
     """Return the two evaluations of a run. Before RL it is the model as it came if there was no imitation."""
     imitation, checkpoints = config.imitation.steps, run_dir / CHECKPOINTS
     came = [config.model.name, "--recipe", str(run_dir / CONFIG)]
@@ -37,7 +39,8 @@ def table_commands(run_dir: Path, config: RunConfig, table: TableFile) -> list[l
         BEFORE: [str(checkpoints / checkpoint_name(imitation))] if imitation else came,
         AFTER: [str(checkpoints / checkpoint_name(imitation + config.rl.steps))],
     }
-    choice = ["--table", "--tasks", str(table.tasks), "--samples", str(table.samples)]
+    choice = ["--table", "--split", split]
+    choice += ["--tasks", str(table.tasks), "--samples", str(table.samples)]
     return [
         horizonrl_command("eval", *named, *choice, "--out", str(run_dir / TABLES / when))
         for when, named in subjects.items()

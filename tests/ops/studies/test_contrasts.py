@@ -22,7 +22,7 @@ def outcome(variant: str, seed: int, seconds: list[float], rates: list[float]) -
         start,
         final,
         curve,
-        "evaluations",
+        "validation",
         *(None,) * 5,
         False,
         None,

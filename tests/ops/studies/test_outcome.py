@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.ops.studies.comparison import Comparison, compare, to_json
 from horizonrl.ops.studies.earlier import ReportedRun
 from horizonrl.ops.studies.outcome import RunOutcome, read_outcome
@@ -42,9 +43,9 @@ def journal(place: Path, name: str, rates: Sequence[float], **fields: Any) -> Pa
     return run_dir
 
 
-def evaluate(run_dir: Path, *points: tuple[int, int, int]) -> None:
+def evaluate(run_dir: Path, *points: tuple[int, int, int], split: str = "validation") -> None:
     lines = [
-        {"step": step, "successes": successes, "episodes": episodes}
+        {"step": step, "successes": successes, "episodes": episodes, "split": split}
         for step, successes, episodes in points
     ]
     (run_dir / "evals.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
@@ -64,7 +65,7 @@ def test_training_success_is_that_of_the_last_fifth_weighted_by_valid_episodes(p
     outcome = read(run_dir)
     assert (outcome.final.successes, outcome.final.episodes) == (10 + 10, 20 + 10)
     assert (outcome.start.successes, outcome.start.episodes) == (0, 20)
-    assert outcome.measured == "training episodes"
+    assert outcome.split == "train"
     assert outcome.curve.steps.tolist() == list(range(1, 11))
     assert outcome.environment_steps == 100
     assert outcome.generated_tokens == 500
@@ -76,7 +77,7 @@ def test_evaluations_are_preferred_and_the_start_is_the_one_before_rl(place: Pat
     evaluate(run_dir, (0, 1, 64), (2, 8, 64), (12, 32, 64), (7, 16, 64), (7, 20, 64))
     outcome = read(run_dir)
     assert (outcome.start.successes, outcome.final.successes) == (8, 32)
-    assert outcome.measured == "evaluations"
+    assert outcome.split == "validation"
     assert outcome.curve.steps.tolist() == [0, 5, 10]
     assert outcome.curve.successes.tolist() == [8, 20, 32]
     assert outcome.curve.environment_steps.tolist() == [0, 50, 100]
@@ -133,7 +134,12 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
         "seconds": 30,
     }
 
+    evaluate(place / "high-1", (2, 16, 64), (12, 34, 64), split="test")
+    with pytest.raises(ConfigError, match="evaluated on test tasks, others on validation tasks"):
+        compare(study, [*outcomes[:-1], read(place / "high-1", "high", 1)])
+
     report = markdown(comparison, outcomes)
+    assert "|variant|start on validation, %|end on validation, %|" in report
     assert "|`high`|25.0|" in report
     assert "|+28.1 (" in report
     assert "|`high`−`low` (primary)|100 environment steps|+10.9 (" in report

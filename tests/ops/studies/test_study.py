@@ -28,6 +28,17 @@ def test_overrides_are_quoted_keys_or_tables_and_a_variants_own_win(place: Path)
     assert configs["high-seed1"].run_dir == (place / "out" / "high-seed1").resolve()
 
 
+def test_variants_are_not_chosen_by_test_tasks(place: Path) -> None:
+    by_test = STUDY.replace("rl.lr = 1e-4", 'rl.lr = 1e-4\neval = { every = 2, split = "test" }')
+    with pytest.raises(
+        ConfigError, match=r"eval\.split is test in variant high, one of 2 to choose from"
+    ):
+        plan(study_of(place, by_test), place / "out")
+    alone = study_of(place, by_test.replace("low = {", "#").replace('primary = ["high', "#"))
+    assert [one.config.eval.split for one in plan(alone, place / "out")] == ["test", "test"]
+    assert (alone.table_split, study_of(place, STUDY).table_split) == ("test", "validation")
+
+
 def test_seeds_come_first_so_that_a_part_of_a_study_is_balanced(place: Path) -> None:
     names = [each.name for each in plan(study_of(place, STUDY), place / "out")]
     assert names == ["low-seed0", "high-seed0", "low-seed1", "high-seed1"]

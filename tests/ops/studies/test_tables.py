@@ -44,7 +44,8 @@ out.mkdir(parents=True, exist_ok=True)
 rate = 0.25 if out.name == "before" else 0.5
 row = json.loads(os.environ["ROW"]) | {"success_rate": rate, "turns_mean": 3.0}
 block = {"turns": {"textcraft": 2}, "rows": [row]}
-results = {"model": "a path", "split": "test", "settings": {}, "samples": [4], "blocks": [block]}
+split = sys.argv[sys.argv.index("--split") + 1]
+results = {"model": "a path", "split": split, "settings": {}, "samples": [4], "blocks": [block]}
 (out / "results.json").write_text(json.dumps(results))
 (out / "episodes.jsonl").write_text(os.environ[f"PLAYED_{out.name.upper()}"])
 """
@@ -108,6 +109,7 @@ def test_a_run_plays_its_tables_once_before_its_checkpoints_go(place: Path) -> N
     results = json.loads((place / "out" / "results.json").read_text())
     tables = results["runs"][0]["tables"]
     assert tables["after"] == {
+        "split": "validation",
         "settings": {},
         "samples": [4],
         "blocks": [
@@ -116,6 +118,7 @@ def test_a_run_plays_its_tables_once_before_its_checkpoints_go(place: Path) -> N
     }
     report = (place / "out" / "report.md").read_text()
     assert "## The 27 tasks: low, seed 0" in report
+    assert "|scenario|task|n|before RL on validation, %|after RL on validation, %|turns|" in report
     assert "|Games|Depth 1|8|25 (10, 60)|50 (10, 60)|3.0, 3.0|" in report
     # Differences of 0, 25 and 50 points: t = √3 with two degrees of freedom.
     assert "|Games|3|+25.0 (-37.1, +87.1)|0.225|" in report
@@ -186,9 +189,13 @@ def test_the_checkpoint_that_ends_imitation_must_outlast_rl(place: Path) -> None
 def test_without_imitation_the_model_as_it_came_is_played(place: Path) -> None:
     study = study_of(place, STUDY)
     config = plan(study, place / "out")[0].config
-    before, after = table_commands(Path("RUN"), config, TableFile(tasks=2, samples=4))
+    table = TableFile(tasks=2, samples=4)
+    before, after = table_commands(Path("RUN"), config, table, "test")
     assert before[4:7] == [config.model.name, "--recipe", "RUN/config.toml"]
     assert (
         after[4:]
-        == "RUN/checkpoints/step-000010 --table --tasks 2 --samples 4 --out RUN/tables/after".split()
+        == (
+            "RUN/checkpoints/step-000010 --table --split test --tasks 2 --samples 4 "
+            "--out RUN/tables/after"
+        ).split()
     )
