@@ -101,7 +101,7 @@ def learning(view: RunView) -> Rows:
             yield "", trend
             yield "", view.gain
     if view.tests:
-        yield "test split", f"played {counted(view.tests, 'time')}"
+        yield "test split", f"played {count_noun(view.tests, 'time')}"
     yield from _horizons(view)
     drawn = files.metrics[-1].get("curriculum", ()) if files.metrics else ()
     for index, share in enumerate(drawn[:MOST_DRAWS]):

@@ -21,7 +21,7 @@ from horizonrl.ops.publish.rows import DatasetCounts
 from horizonrl.ops.rundir.directory import public_config
 from horizonrl.ops.rundir.files import Files, evaluated_split
 from horizonrl.ops.rundir.view import RunView
-from horizonrl.ops.terminal.figures import counted, interval, percent
+from horizonrl.ops.terminal.figures import count_noun, interval, percent
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Of SMOLLM2 on the hub, under Apache-2.0."""
@@ -108,7 +108,7 @@ With the recipe below as `recipe.toml`, `horizonrl eval . --recipe recipe.toml` 
 
 On {split} tasks, {config.eval.samples} episode(s) each at temperature
 {config.eval.temperature:g}, with 95 % Wilson intervals. {note}
-Test tasks were played {counted(view.tests, "time")}.
+Test tasks were played {count_noun(view.tests, "time")}.
 
 {_evaluations(evals, step)}
 

@@ -19,7 +19,7 @@ from horizonrl.ops.rundir.directory import model_label, to_toml
 from horizonrl.ops.rundir.files import Files, Line, Stage, evaluated_split
 from horizonrl.ops.rundir.selection import tenths
 from horizonrl.ops.rundir.view import RunView
-from horizonrl.ops.terminal.figures import counted, percent
+from horizonrl.ops.terminal.figures import count_noun, percent
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """The user and password in a broker's address, before its host."""
@@ -124,7 +124,7 @@ def held_out(stages: list[Stage], files: Files) -> str:
 def _tests(view: RunView) -> Iterator[str]:
     """Yield how often test tasks were played, if they were."""
     if view.tests:
-        times = counted(view.tests, "time")
+        times = count_noun(view.tests, "time")
         yield f"The split test was played {times}. A choice by it flatters its numbers."
 
 
