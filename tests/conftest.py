@@ -1,6 +1,7 @@
 """One real nats-server for the whole session."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -26,6 +27,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 LONGEST = ("tests/process/", "tests/examples/", "tests/learner/engine/")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what is here for good: DeepSpeed asks for five full collections an engine, of 1 s each."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # or bindings complain of what they find at the end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
