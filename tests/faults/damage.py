@@ -163,7 +163,10 @@ async def foreign_files(storm: "Storm", _: Event, __: str) -> None:
 
 async def zombie_controller(storm: "Storm", _: Event, __: str) -> None:
     """Stop the controller, let another one take over, and let the first one go on: it has to end."""
-    controller, restarts = storm.whole.roles["controller"], storm.whole.roles["controller"].restarts
+    controller = storm.whole.roles["controller"]
+    # One that starts later, after another event, would be the newer of the two.
+    await storm.whole.until("a controller to replace", lambda: controller.serving, FENCED_S)
+    restarts = controller.restarts
     controller.signal(signal.SIGSTOP)
     log_file = storm.whole.directory / "logs" / "second-controller.log"
     log_file.touch()
