@@ -119,43 +119,40 @@ def bound_length(action: str | Unreadable) -> str | Unreadable:
     return action
 
 
-def write_action(
-    action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()
-) -> str:
-    """Return a reply that takes the action: the inverse of `read_action`. The format `plain` omits the thought.
-
-    Raises ValueError if the format is a call and no command has these words. The thought of a `native` reply is its
-    text; `write_reply` has the call too.
-    """
-    match action_format:
-        case "native":
-            return thought
-        case "plain":
-            return action
-        case "react":
-            return f"Thought: {thought}\nAction: {action}"
-        case "function":
-            name, arguments = _parse_call(action, commands)
-            return json.dumps(
-                {"thought": thought, "function_name": name, "arguments": arguments},
-                ensure_ascii=False,
-            )
-        case "code":
-            name, arguments = _parse_call(action, commands)
-            call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-            # Without the newlines of the thought: the second line of a comment would be code.
-            return f"```python\n# {' '.join(thought.split())}\n{name}({call})\n```"
-
-
 def write_reply(
     action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()
 ) -> Reply:
-    """Return a reply that takes the action, as `write_action` does, with the call if the format is `native`."""
-    text = write_action(action, thought, action_format, commands)
-    if action_format != "native":
-        return Reply(text)
-    name, arguments = _parse_call(action, commands)
-    return Reply(text, (ToolCall(name, json.dumps(arguments, ensure_ascii=False)),))
+    """Return a reply that takes the action: the inverse of `read_action`. The format `plain` omits the thought.
+
+    Raises ValueError if the format is a call and no command has these words.
+    """
+    match action_format:
+        case "plain":
+            return Reply(action)
+        case "react":
+            return Reply(f"Thought: {thought}\nAction: {action}")
+    if (command := match_command(action, commands)) is None:
+        words = ", ".join(command.words for command in commands)
+        raise ValueError(f"no command has the words of {action!r}; there are {words}")
+    name, arguments = command
+    match action_format:
+        case "function":
+            call = {"thought": thought, "function_name": name, "arguments": arguments}
+            return Reply(json.dumps(call, ensure_ascii=False))
+        case "code":
+            written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            # Without the newlines of the thought: the second line of a comment would be code.
+            return Reply(f"```python\n# {' '.join(thought.split())}\n{name}({written})\n```")
+        case "native":
+            return Reply(thought, (ToolCall(name, json.dumps(arguments, ensure_ascii=False)),))
+
+
+def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]] | None:
+    """Return the name and the arguments of the first command whose words match the action."""
+    for command in commands:
+        if match := command.pattern.fullmatch(action):
+            return command.name, match.groupdict()
+    return None
 
 
 def make_tools(commands: Sequence[Command]) -> Tools:
@@ -333,15 +330,6 @@ def write_value(value: object) -> str | None:
         case str() | int() | float():
             return str(value).encode("utf-8", "replace").decode()
     return None
-
-
-def _parse_call(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]]:
-    for command in commands:
-        if match := command.pattern.fullmatch(action):
-            return command.name, match.groupdict()
-    raise ValueError(
-        f"no command has the words of {action!r}; there are {', '.join(c.words for c in commands)}"
-    )
 
 
 def _first_line(text: str) -> str:

@@ -231,14 +231,6 @@ def refuse_move(observation: str) -> Step:
     return Step(observation, reward=0.0, terminated=False)
 
 
-def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]] | None:
-    """Return the name and the arguments of the first command whose words match the action."""
-    for command in commands:
-        if match := command.pattern.fullmatch(action):
-            return command.name, match.groupdict()
-    return None
-
-
 def spell_command(command: Command) -> str:
     """Return a command's words as agents read them, without the braces around the arguments."""
     return re.sub(r"\{(\w+)\}", r"\1", command.words)

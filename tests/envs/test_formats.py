@@ -11,7 +11,6 @@ from horizonrl.envs.formats import (
     make_tools,
     read_action,
     read_call,
-    write_action,
     write_reply,
 )
 
@@ -133,7 +132,7 @@ def test_every_format_is_explained_and_calls_name_their_functions() -> None:
 
 def test_an_action_of_no_command_cannot_be_written_as_a_call() -> None:
     with pytest.raises(ValueError, match="no command has the words of 'sing'"):
-        write_action("sing", "", "code", COMMANDS)
+        write_reply("sing", "", "code", COMMANDS)
 
 
 @given(st.text(), st.sampled_from(FORMATS))
@@ -154,7 +153,9 @@ def test_what_is_written_is_read_back(
 ) -> None:
     labels = ("action", "thought")
     if not any(label in part.lower() for label in labels for part in (action, thought)):
-        assert read_action(write_action(action, thought, action_format), action_format) == action
+        assert (
+            read_action(write_reply(action, thought, action_format).text, action_format) == action
+        )
 
 
 @given(LINES, LINES, LINES, st.sampled_from(["function", "code"]))
@@ -165,7 +166,7 @@ def test_a_call_that_is_written_is_read_back(
     if "```" not in action + thought:
         assert (
             read_action(
-                write_action(action, thought, action_format, COMMANDS), action_format, COMMANDS
+                write_reply(action, thought, action_format, COMMANDS).text, action_format, COMMANDS
             )
             == action
         )

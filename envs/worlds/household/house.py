@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from horizonrl.envs.formats import Command
-from horizonrl.envs.game import match_command, words
+from horizonrl.envs.formats import Command, match_command
+from horizonrl.envs.game import words
 
 COMMANDS = (
     Command("go_to", "go to {place}", "go to a place and see what is there"),
