@@ -35,6 +35,7 @@ from horizonrl.common.types import MAX_LONG_TEXT, MAX_TURNS
 from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.api import Observation, Reply, Step, TaskSpec, ToolCall, Tools
 from horizonrl.envs.bounds import MAX_CALLS
+from horizonrl.envs.records import explain
 
 FORM = '{"item_id": "textcraft_12", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}'
 AGENT = ("gpt", "assistant")
@@ -410,15 +411,9 @@ def _parse(where: str, value: Any) -> tuple[str | None, Transcript]:
         conversation = Conversation.model_validate(value)
         return conversation.item_id, _fold(conversation)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_problems(error)}; write it as {FORM}") from None
+        raise ConfigError(f"{where}: {explain(error, 'the record')}; write it as {FORM}") from None
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _problems(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3]
-    )
 
 
 def _is_solved(where: str, value: Any, solved_at: float | None) -> bool:
@@ -426,7 +421,7 @@ def _is_solved(where: str, value: Any, solved_at: float | None) -> bool:
     try:
         return not isinstance(value, dict) or Outcome.model_validate(value).is_solved(solved_at)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_problems(error)}; write it as {FORM}") from None
+        raise ConfigError(f"{where}: {explain(error, 'the record')}; write it as {FORM}") from None
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 

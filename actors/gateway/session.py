@@ -46,9 +46,15 @@ LIKELY_CHARS = 8
 class Call:
     request: CallRequest
     sample: SampledCall
-    answered: asyncio.Future[Answer | CallRefused]
+    prompt: tuple[int, ...]
+    max_tokens: int
+    calls_left: int
+    """Of the episode's horizon, after this one."""
     client: asyncio.BaseTransport | None
     """The connection that last asked for it. None: it was gone before the call began."""
+    answered: asyncio.Future[Answer | CallRefused] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     name: str = field(default_factory=lambda: token_hex(12))
     """Of its reply: the same for everyone who joins it."""
 
@@ -121,15 +127,13 @@ class Session:
         sample.trained = trained
         wanted = self.ticket.sampling.max_turn_tokens
         wanted = wanted if request.max_tokens is None else max(1, min(wanted, request.max_tokens))
-        ids = self._fitting(sample, wanted)
+        prompt = self._fitting(sample, wanted)
         self._reserved += 1
         self.metrics.count("gateway_parameters_ignored_total", len(request.ignored))
-        call = Call(request, sample, asyncio.get_running_loop().create_future(), client)
-        self._calls[digest].append(call)
         calls_left = self.ticket.horizon_turns - self._reserved
-        task = asyncio.get_running_loop().create_task(
-            self._run(sample, request, ids, wanted, calls_left)
-        )
+        call = Call(request, sample, prompt, wanted, calls_left, client)
+        self._calls[digest].append(call)
+        task = asyncio.get_running_loop().create_task(self._run(call))
         self._in_flight.add(task)
         task.add_done_callback(partial(self._end, call))
         return call
@@ -238,18 +242,10 @@ class Session:
             self.over.set()
         return refusal
 
-    async def _run(
-        self,
-        sample: SampledCall,
-        request: CallRequest,
-        ids: tuple[int, ...],
-        wanted: int,
-        calls_left: int,
-    ) -> Answer | CallRefused:
+    async def _run(self, call: Call) -> Answer | CallRefused:
         """Sample a call; return its answer, whatever happens."""
         try:
-            generation = await self._generate(ids, wanted)
-            answer = self._record(sample, request, generation, wanted, len(ids), calls_left)
+            answer = self._record(call, await self._generate(call))
             self.failure, self.cut = None, None if self.cut is StopReason.CONTEXT else self.cut
             self._count("answered")
             return answer
@@ -277,7 +273,7 @@ class Session:
             self.replies[call.name] = PastReply(call.request, result)
         call.answered.set_result(result)
 
-    async def _generate(self, ids: tuple[int, ...], wanted: int) -> Generation:
+    async def _generate(self, call: Call) -> Generation:
         sampling = self.ticket.sampling
         # As in a rollout: 4096 exceeds the most calls of an episode, so no two of a group share a seed.
         seed = None if sampling.seed is None else (sampling.seed + self.index) * 4096 + self._begun
@@ -285,8 +281,8 @@ class Session:
         started = time.monotonic()
         try:
             return await self.policy.generate(
-                ids,
-                max_tokens=wanted,
+                call.prompt,
+                max_tokens=call.max_tokens,
                 temperature=sampling.temperature,
                 stop_ids=self.chat.stop_ids,
                 seed=seed,
@@ -294,20 +290,15 @@ class Session:
         finally:
             self.generate_s += time.monotonic() - started
 
-    def _record(
-        self,
-        sample: SampledCall,
-        request: CallRequest,
-        generation: Generation,
-        wanted: int,
-        prompt_tokens: int,
-        calls_left: int,
-    ) -> Answer:
+    def _record(self, call: Call, generation: Generation) -> Answer:
+        request = call.request
         reads_calls = bool(request.tools) and request.may_call
         # A family's call syntax may be of special tokens, which the text for people leaves out.
         written = self.chat.spell if reads_calls else self.chat.decode
         text = written(generation.ids)
-        cut_short = len(generation.ids) >= wanted and generation.ids[-1] not in self.chat.stop_ids
+        cut_short = (
+            len(generation.ids) >= call.max_tokens and generation.ids[-1] not in self.chat.stop_ids
+        )
         if matches := [index for index in map(text.find, request.stop) if index >= 0]:
             generation = _until(generation, _tokens_until(generation.ids, request.stop, written))
             text, cut_short = text[: min(matches)], False
@@ -315,7 +306,7 @@ class Session:
             self.chat.thought + text, request.tools
         )
         reply = ChatMessage("assistant", parsed.content, parsed.calls, parsed.reasoning)
-        self.graph.complete(sample, generation, reply, self.chat.decode(generation.ids))
+        self.graph.complete(call.sample, generation, reply, self.chat.decode(generation.ids))
         tokens: tuple[SampledToken, ...] = ()
         if request.logprobs:
             pairs = zip(generation.ids, generation.logprobs, strict=True)
@@ -327,10 +318,10 @@ class Session:
             reasoning=parsed.reasoning,
             calls=parsed.calls,
             finish="tool_calls" if parsed.calls else "length" if cut_short else "stop",
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=len(call.prompt),
             reply_tokens=len(generation.ids),
             tokens=tokens,
-            calls_left=calls_left,
+            calls_left=call.calls_left,
             ignored=request.ignored,
         )
 

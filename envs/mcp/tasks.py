@@ -4,14 +4,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Split
+from horizonrl.envs.records import read_records
 
 FORM = '{"task_id": "rome", "prompt": "What is the weather in Rome?", "answer": "sunny"}'
 
@@ -68,28 +68,13 @@ def load_tasks(path: Path | None) -> TaskFile:
 
 @cache
 def _load(path: Path) -> TaskFile:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"options.path: {path} cannot be read: {error.strerror}") from None
+    lines, digest = read_records(path, McpTask, FORM)
     tasks: dict[str, McpTask] = {}
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            task = McpTask.model_validate_json(line)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise ConfigError(
-                f"{path}, line {number}: {key} {first['msg']}; a task is {FORM}"
-            ) from None
+    for number, task in lines.items():
         if task.task_id in tasks:
             raise ConfigError(f"{path}, line {number}: there is a task {task.task_id!r} already")
         tasks[task.task_id] = task
-    if not tasks:
-        raise ConfigError(f"{path} holds no tasks; one is {FORM}")
-    return TaskFile(sha256(content).hexdigest(), tasks)
+    return TaskFile(digest, tasks)
 
 
 async def grade_answer(grader: Grader, answered: Answered) -> float:

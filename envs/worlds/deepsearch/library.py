@@ -9,13 +9,14 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Split, TaskSpec
 from horizonrl.envs.game import Style
+from horizonrl.envs.records import read_records
 from horizonrl.envs.splits import is_validation
 from horizonrl.envs.worlds.deepsearch.index import Index, Page
 from horizonrl.envs.worlds.deepsearch.questions import Question, make_questions
@@ -45,9 +46,6 @@ class QuestionLine(BaseModel):
     searches: tuple[str, ...] = ()
 
 
-Line = TypeVar("Line", bound=BaseModel)
-
-
 @dataclass(frozen=True, slots=True)
 class Questions:
     by_id: dict[str, Question]
@@ -62,14 +60,14 @@ def load_questions(path: Path | None = None) -> Questions:
         return Questions(
             {question.spec.task_id: question for question in make_questions(_world())}, ""
         )
-    lines, digest = _read(path, QuestionLine)
+    records, digest = read_records(path, QuestionLine, '{"question": "...", "answers": ["..."]}')
     by_id = {
         question.spec.task_id: question
-        for question in (_question(*line) for line in enumerate(lines))
+        for question in (_question(*line) for line in enumerate(records.values()))
     }
-    if len(by_id) < len(lines):
+    if len(by_id) < len(records):
         raise ConfigError(
-            f"{path}: {len(lines)} questions have {len(by_id)} different ids: give each its own"
+            f"{path}: {len(records)} questions have {len(by_id)} different ids: give each its own"
         )
     return Questions(by_id, digest)
 
@@ -85,8 +83,8 @@ def load(corpus: Path | None, questions: Path | None, style: Style) -> tuple[Ind
 def _index(path: Path | None, style: Style) -> Index:
     if path is None:
         return Index([make_page(entity, style) for entity in _world().values()])
-    lines, _ = _read(path, PageLine)
-    return Index([Page(line.title, line.text) for line in lines])
+    records, _ = read_records(path, PageLine, '{"title": "...", "text": "..."}')
+    return Index([Page(line.title, line.text) for line in records.values()])
 
 
 @cache
@@ -119,30 +117,3 @@ def _split(task_id: str) -> Split:
     if int.from_bytes(sha256(task_id.encode()).digest()[:4]) < TEST_SHARE * 2**32:
         return "test"
     return "validation" if is_validation(task_id) else "train"
-
-
-def _read(path: Path, kind: type[Line]) -> tuple[list[Line], str]:
-    """Return the lines of a file, and its digest."""
-    if not path.is_file():
-        raise ConfigError(
-            f"no file at {path}: a relative path starts at {Path.cwd()}, on every machine"
-        )
-    content = path.read_bytes()
-    lines: list[Line] = []
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.strip():
-            try:
-                lines.append(kind.model_validate_json(line))
-            except ValidationError as error:
-                wrong = "; ".join(
-                    f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]
-                )
-                needed = ", ".join(
-                    name for name, field in kind.model_fields.items() if field.is_required()
-                )
-                raise ConfigError(
-                    f"{path}, line {number}: {wrong}; a line is a JSON object with {needed}"
-                ) from None
-    if not lines:
-        raise ConfigError(f"{path} has no line: write one JSON object a line")
-    return lines, sha256(content).hexdigest()

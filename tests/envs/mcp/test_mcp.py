@@ -338,7 +338,7 @@ def test_wrong_options_are_refused(path: Path, changes: dict[str, Any], reason: 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no tasks"),
+        ("", "has no line"),
         ('{"task_id": "a"}', "line 1: prompt"),
         (
             '{"task_id": "a", "prompt": "b"}\n{"task_id": "a", "prompt": "b"}',
