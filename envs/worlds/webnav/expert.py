@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.game import Move
 from horizonrl.envs.worlds.webnav.browser import HOME
-from horizonrl.envs.worlds.webnav.task import Click, Home, Task, Type
+from horizonrl.envs.worlds.webnav.task import Home, Task, Type
 
 _NODE = re.compile(
     r"^\t*\[(\d+)\] (link|button|menuitem|textbox) '(.*?)'(?: required: False)?(?: value: .*)?$",
@@ -21,7 +21,7 @@ class WebExpert:
 
     def __init__(self, task: Task) -> None:
         self._answer = task.answer.value if task.answer else "done"
-        self._steps: Iterator[Click | Type | Home] = iter(task.plan)
+        self._steps: Iterator[str | Type | Home] = iter(task.plan)
         self._step = next(self._steps, None)
 
     def advise(self, observation: str) -> Move:
@@ -37,7 +37,7 @@ class WebExpert:
                 return Move(f"stop [{self._answer}]", "The task is done.")
             case Home():
                 return Move(f"goto [{HOME}]", "I need another site.")
-            case Click(name):
+            case str(name):
                 if number := _find(observation, name, textbox=False):
                     return Move(f"click [{number}]", f"I click {name}.")
             case Type(name, words, enter):

@@ -13,13 +13,6 @@ _SPARE_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Click:
-    """Click what has this name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Type:
     """Fill the textbox of this name; with `enter`, press Enter after it."""
 
@@ -33,7 +26,8 @@ class Home:
     """Go to the page that lists the sites."""
 
 
-Plan = tuple[Click | Type | Home, ...]
+Plan = tuple[str | Type | Home, ...]
+"""A text is the name of what is clicked."""
 
 
 @dataclass(frozen=True, slots=True)

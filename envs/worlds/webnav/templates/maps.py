@@ -2,22 +2,22 @@
 
 from random import Random
 
-from horizonrl.envs.worlds.webnav.task import Click, Task, Type
-from horizonrl.envs.worlds.webnav.templates.shared import find_place, including, number
+from horizonrl.envs.worlds.webnav.task import Task, Type
+from horizonrl.envs.worlds.webnav.templates.shared import including, number, pick, search
 from horizonrl.envs.worlds.webnav.world import CLOSING_TIMES, METRES_A_BLOCK, MODES, World
 
 
 def address_of_place(world: World, draw: Random) -> Task:
-    place = draw.choice([*world.places.values()])
+    place = pick(draw, world.places)
     answer = including(place.address, (other.address for other in world.places.values()))
-    return Task(f"What is the address of the {place.name}?", find_place(place), answer)
+    return Task(f"What is the address of the {place.name}?", search(place.name), answer)
 
 
 def closing_time(world: World, draw: Random) -> Task:
-    place = draw.choice([*world.places.values()])
+    place = pick(draw, world.places)
     return Task(
         f"When does the {place.name} close?",
-        find_place(place),
+        search(place.name),
         including(place.closes, CLOSING_TIMES),
     )
 
@@ -25,20 +25,20 @@ def closing_time(world: World, draw: Random) -> Task:
 def minutes_between(world: World, draw: Random) -> Task:
     start, end = draw.sample([*world.places.values()], 2)
     mode = draw.choice([*MODES])
-    chosen = () if mode == "walk" else (Click(mode),)
+    chosen = () if mode == "walk" else (mode,)
     plan = (
-        Click("Directions"),
+        "Directions",
         Type("From", start.name),
         Type("To", end.name),
         *chosen,
-        Click("Go"),
+        "Go",
     )
     intent = f"How many minutes is it from the {start.name} to the {end.name} if I {mode}?"
     return Task(intent, plan, number(start.blocks_to(end) * MODES[mode]))
 
 
 def nearest_of_kind(world: World, draw: Random) -> Task | None:
-    place = draw.choice([*world.places.values()])
+    place = pick(draw, world.places)
     kind = draw.choice(sorted({other.kind for other in world.places.values()} - {place.kind}))
     near = sorted(place.blocks_to(other) for other in world.places.values() if other is not place)[
         :9
@@ -49,13 +49,13 @@ def nearest_of_kind(world: World, draw: Random) -> Task | None:
     answer = including(ranked[0][1], (name for _, name in ranked))
     return Task(
         f"Which {kind} is nearest to the {place.name}?",
-        (*find_place(place), Click("Nearby")),
+        (*search(place.name), "Nearby"),
         answer,
     )
 
 
 def metres_between(world: World, draw: Random) -> Task | None:
-    place = draw.choice([*world.places.values()])
+    place = pick(draw, world.places)
     others = sorted(
         (place.blocks_to(other), other.name)
         for other in world.places.values()
@@ -63,17 +63,17 @@ def metres_between(world: World, draw: Random) -> Task | None:
     )
     blocks, name = draw.choice(others[:5])
     intent = f"How many metres is the {name} away from the {place.name}?"
-    return Task(intent, (*find_place(place), Click("Nearby")), number(blocks * METRES_A_BLOCK))
+    return Task(intent, (*search(place.name), "Nearby"), number(blocks * METRES_A_BLOCK))
 
 
 def places_of_kind(world: World, draw: Random) -> Task:
-    kind = draw.choice([*world.places.values()]).kind
+    kind = pick(draw, world.places).kind
     return Task(
-        f"How many {kind}s are on the map?", (Click(f"{kind}s"),), number(len(world.of_kind(kind)))
+        f"How many {kind}s are on the map?", (f"{kind}s",), number(len(world.of_kind(kind)))
     )
 
 
 def save_place(world: World, draw: Random) -> Task:
-    place = draw.choice([*world.places.values()])
-    plan = (*find_place(place), Click("Save Place"))
+    place = pick(draw, world.places)
+    plan = (*search(place.name), "Save Place")
     return Task(f"Save the {place.name}.", plan, effect=lambda w: w.saved.append(place.name))

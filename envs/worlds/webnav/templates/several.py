@@ -2,23 +2,24 @@
 
 from random import Random
 
-from horizonrl.envs.worlds.webnav.task import Click, Home, Task, Type
+from horizonrl.envs.worlds.webnav.task import Home, Task, Type
 from horizonrl.envs.worlds.webnav.templates.shared import (
     draw_post,
-    find_place,
+    pick,
     post_added,
     price_set,
+    search,
 )
 from horizonrl.envs.worlds.webnav.world import LABELS, ME, Issue, World, money
 
 
 def post_price(world: World, draw: Random) -> Task:
-    product, forum = draw.choice([*world.products.values()]), draw.choice([*world.forums])
-    look = (Click("Shop"), Type("Search", product.name, enter=True), Home())
+    product, forum = pick(draw, world.products), draw.choice([*world.forums])
+    look = ("Shop", Type("Search", product.name, enter=True), Home())
     write = (
-        Click("Forum"),
-        Click(forum),
-        Click("New Post"),
+        "Forum",
+        forum,
+        "New Post",
         Type("Title", money(product.price_cents), enter=True),
     )
     intent = f"Create a post in the forum {forum} whose title is the price of the {product.name}, such as $12.50."
@@ -26,9 +27,9 @@ def post_price(world: World, draw: Random) -> Task:
 
 
 def report_address(world: World, draw: Random) -> Task:
-    place, name = draw.choice([*world.places.values()]), draw.choice([*world.repos])
-    look = (Click("Map"), *find_place(place), Home(), Click("Code"), Click(name), Click("Issues"))
-    write = (Click("New Issue"), Type("Title", place.address), Click("Create Issue"))
+    place, name = pick(draw, world.places), draw.choice([*world.repos])
+    look = ("Map", *search(place.name), Home(), "Code", name, "Issues")
+    write = ("New Issue", Type("Title", place.address), "Create Issue")
     return Task(
         f"Create an issue in the repository {name} whose title is the address of the {place.name}; keep the label.",
         (*look, *write),
@@ -39,29 +40,29 @@ def report_address(world: World, draw: Random) -> Task:
 def match_price(world: World, draw: Random) -> Task:
     one, other = draw.sample([*world.products.values()], 2)
     look = (
-        Click("Shop"),
+        "Shop",
         Type("Search", other.name, enter=True),
         Home(),
-        Click("Shop Admin"),
-        Click("Products"),
+        "Shop Admin",
+        "Products",
     )
-    write = (Click(one.name), Type("Price", money(other.price_cents)), Click("Save"))
+    write = (one.name, Type("Price", money(other.price_cents)), "Save")
     intent = f"Set the price of the {one.name} to that of the {other.name}."
     return Task(intent, (*look, *write), effect=price_set(one.name, other.price_cents))
 
 
 def comment_customer_email(world: World, draw: Random) -> Task:
-    customer = draw.choice([*world.customers.values()])
+    customer = pick(draw, world.customers)
     forum, index, post = draw_post(world, draw)
     look = (
-        Click("Shop Admin"),
-        Click("Customers"),
-        Click(customer.name),
+        "Shop Admin",
+        "Customers",
+        customer.name,
         Home(),
-        Click("Forum"),
-        Click(forum),
+        "Forum",
+        forum,
     )
-    write = (Click(post.title), Type("Comment", customer.email, enter=True))
+    write = (post.title, Type("Comment", customer.email, enter=True))
     return Task(
         f'Reply to the post "{post.title}" in the forum {forum} with the email of the customer {customer.name}.',
         (*look, *write),

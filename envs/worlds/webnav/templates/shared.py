@@ -3,11 +3,14 @@
 Names that a plan clicks are the names on the pages. An effect makes the same change to the records, without the sites.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
+from typing import TypeVar
 
-from horizonrl.envs.worlds.webnav.task import Answer, Click, Type
-from horizonrl.envs.worlds.webnav.world import ME, Issue, Place, Post, World, slug
+from horizonrl.envs.worlds.webnav.task import Answer, Type
+from horizonrl.envs.worlds.webnav.world import ME, Issue, Post, World, slug
+
+T = TypeVar("T")
 
 
 def exact(value: object) -> Answer:
@@ -27,8 +30,14 @@ def people(world: World) -> list[str]:
     return [ME, *(customer.name for customer in world.customers.values())]
 
 
-def find_place(place: Place) -> tuple[Type, Click]:
-    return Type("Search", place.name, enter=True), Click(place.name)
+def search(name: str) -> tuple[Type, str]:
+    """Return what finds a record by its name, and opens it."""
+    return Type("Search", name, enter=True), name
+
+
+def pick(draw: Random, records: Mapping[str, T]) -> T:
+    """Draw one of the records."""
+    return draw.choice([*records.values()])
 
 
 def draw_issue(world: World, draw: Random) -> tuple[str, int, Issue]:

@@ -2,13 +2,15 @@
 
 from random import Random
 
-from horizonrl.envs.worlds.webnav.task import Click, Task, Type
+from horizonrl.envs.worlds.webnav.task import Task, Type
 from horizonrl.envs.worlds.webnav.templates.shared import (
     exact,
     including,
     number,
     people,
+    pick,
     price_set,
+    search,
 )
 from horizonrl.envs.worlds.webnav.world import (
     GROUPS,
@@ -23,7 +25,7 @@ from horizonrl.envs.worlds.webnav.world import (
 
 
 def price_of_product(world: World, draw: Random) -> Task:
-    product = draw.choice([*world.products.values()])
+    product = pick(draw, world.products)
     plan = (Type("Search", product.name, enter=True),)
     return Task(
         f"What is the price of the {product.name}?",
@@ -34,7 +36,7 @@ def price_of_product(world: World, draw: Random) -> Task:
 
 def total_of_order(world: World, draw: Random) -> Task:
     order = draw.choice(world.list_orders(ME))
-    plan = (Click("My Orders"), Click(f"Order {order.number}"))
+    plan = ("My Orders", f"Order {order.number}")
     return Task(
         f"What is the total of my order {order.number}?",
         plan,
@@ -46,23 +48,23 @@ def status_of_order(world: World, draw: Random) -> Task:
     order = draw.choice(world.list_orders(ME))
     return Task(
         f"What is the status of my order {order.number}?",
-        (Click("My Orders"),),
+        ("My Orders",),
         exact(order.status),
     )
 
 
 def cheapest_of_category(world: World, draw: Random) -> Task:
-    category = draw.choice([*world.products.values()]).category
+    category = pick(draw, world.products).category
     products = world.in_category(category)
     cheapest = min(products, key=lambda product: product.price_cents)
     answer = including(cheapest.name, (product.name for product in products))
-    return Task(f"Which product in {category} is the cheapest?", (Click(category),), answer)
+    return Task(f"Which product in {category} is the cheapest?", (category,), answer)
 
 
 def author_of_review(world: World, draw: Random) -> Task:
-    product = draw.choice([*world.products.values()])
+    product = pick(draw, world.products)
     review = draw.choice(world.list_reviews(product))
-    plan = (Type("Search", product.name, enter=True), Click(product.name))
+    plan = search(product.name)
     return Task(
         f"Who rated the {product.name} {review.stars} of 5?",
         plan,
@@ -71,8 +73,8 @@ def author_of_review(world: World, draw: Random) -> Task:
 
 
 def add_to_cart(world: World, draw: Random) -> Task:
-    product = draw.choice([*world.products.values()])
-    plan = (Type("Search", product.name, enter=True), Click(product.name), Click("Add to Cart"))
+    product = pick(draw, world.products)
+    plan = (*search(product.name), "Add to Cart")
     return Task(
         f"Add the {product.name} to my cart.",
         plan,
@@ -81,8 +83,8 @@ def add_to_cart(world: World, draw: Random) -> Task:
 
 
 def add_to_wish_list(world: World, draw: Random) -> Task:
-    product = draw.choice([*world.products.values()])
-    plan = (Click(product.category), Click(product.name), Click("Add to Wish List"))
+    product = pick(draw, world.products)
+    plan = (product.category, product.name, "Add to Wish List")
     return Task(
         f"Add the {product.name} to my wish list.",
         plan,
@@ -92,18 +94,17 @@ def add_to_wish_list(world: World, draw: Random) -> Task:
 
 def write_review(world: World, draw: Random) -> Task:
     product, stars, title = (
-        draw.choice([*world.products.values()]),
+        pick(draw, world.products),
         draw.randrange(1, 6),
         draw.choice(REMARKS),
     )
     review = Review(product.name, ME, stars, title, approved=False)
-    form = (Click(str(stars)), Type("Title", title), Click("Submit Review"))
+    form = (str(stars), Type("Title", title), "Submit Review")
     return Task(
         f'Review the {product.name} with {stars} of 5 stars and the title "{title}".',
         (
-            Type("Search", product.name, enter=True),
-            Click(product.name),
-            Click("Write a Review"),
+            *search(product.name),
+            "Write a Review",
             *form,
         ),
         effect=lambda w: w.reviews.update({str(len(w.reviews) + 1): review}),
@@ -112,7 +113,7 @@ def write_review(world: World, draw: Random) -> Task:
 
 def change_phone(world: World, draw: Random) -> Task:
     phone = f"555-{draw.randrange(1000, 10_000)}"
-    plan = (Click("Account"), Type("Phone", phone, enter=True))
+    plan = ("Account", Type("Phone", phone, enter=True))
     return Task(
         f"Change my phone number to {phone}.", plan, effect=lambda w: setattr(w, "phone", phone)
     )
@@ -123,7 +124,7 @@ def cancel_order(world: World, draw: Random) -> Task | None:
     if not pending:
         return None
     key = draw.choice(pending)
-    plan = (Click("My Orders"), Click(f"Order {key}"), Click("Cancel Order"))
+    plan = ("My Orders", f"Order {key}", "Cancel Order")
     return Task(
         f"Cancel my order {key}.",
         plan,
@@ -137,32 +138,32 @@ def cancel_order(world: World, draw: Random) -> Task | None:
 def orders_of_status(world: World, draw: Random) -> Task:
     status = draw.choice(STATUSES)
     orders = [order for order in world.orders.values() if order.status == status]
-    plan = (Click("Orders"), Click(status), Click("Filter"))
+    plan = ("Orders", status, "Filter")
     return Task(f"How many orders have the status {status}?", plan, number(len(orders)))
 
 
 def customer_of_order(world: World, draw: Random) -> Task:
-    order = draw.choice([*world.orders.values()])
-    plan = (Click("Orders"), Click(f"Order {order.number}"))
+    order = pick(draw, world.orders)
+    plan = ("Orders", f"Order {order.number}")
     return Task(f"Who placed order {order.number}?", plan, including(order.customer, people(world)))
 
 
 def email_of_customer(world: World, draw: Random) -> Task:
-    customer = draw.choice([*world.customers.values()])
-    plan = (Click("Customers"), Click(customer.name))
+    customer = pick(draw, world.customers)
+    plan = ("Customers", customer.name)
     return Task(f"What is the email address of {customer.name}?", plan, exact(customer.email))
 
 
 def set_price(world: World, draw: Random) -> Task:
-    product, cents = draw.choice([*world.products.values()]), draw.randrange(500, 20_000, 25)
-    plan = (Click("Products"), Click(product.name), Type("Price", money(cents)), Click("Save"))
+    product, cents = pick(draw, world.products), draw.randrange(500, 20_000, 25)
+    plan = ("Products", product.name, Type("Price", money(cents)), "Save")
     effect = price_set(product.name, cents)
     return Task(f"Set the price of the {product.name} to {money(cents)}.", plan, effect=effect)
 
 
 def set_stock(world: World, draw: Random) -> Task:
-    product, stock = draw.choice([*world.products.values()]), draw.randrange(60, 200)
-    plan = (Click("Products"), Click(product.name), Type("Stock", str(stock), enter=True))
+    product, stock = pick(draw, world.products), draw.randrange(60, 200)
+    plan = ("Products", product.name, Type("Stock", str(stock), enter=True))
     key = slug(product.name)
     effect = lambda w: setattr(w.products[key], "stock", stock)  # noqa: E731
     return Task(f"Set the stock of the {product.name} to {stock}.", plan, effect=effect)
@@ -172,7 +173,7 @@ def approve_review(world: World, draw: Random) -> Task:
     key, review = draw.choice(
         [(key, review) for key, review in world.reviews.items() if not review.approved]
     )
-    plan = (Click("Reviews"), Click(f"{review.product} by {review.author}"), Click("Approve"))
+    plan = ("Reviews", f"{review.product} by {review.author}", "Approve")
     intent = f"Approve the review of the {review.product} by {review.author}."
     return Task(intent, plan, effect=lambda w: setattr(w.reviews[key], "approved", True))
 
@@ -181,21 +182,21 @@ def delete_review(world: World, draw: Random) -> Task:
     key, review = draw.choice(
         [(key, review) for key, review in world.reviews.items() if not review.approved]
     )
-    plan = (Click("Reviews"), Click(f"{review.product} by {review.author}"), Click("Delete"))
+    plan = ("Reviews", f"{review.product} by {review.author}", "Delete")
     intent = f"Delete the review of the {review.product} by {review.author}."
     return Task(intent, plan, effect=lambda w: w.reviews.pop(key))
 
 
 def set_status_of_order(world: World, draw: Random) -> Task:
-    order, status = draw.choice([*world.orders.values()]), draw.choice(STATUSES)
-    plan = (Click("Orders"), Click(f"Order {order.number}"), Click(status), Click("Save"))
+    order, status = pick(draw, world.orders), draw.choice(STATUSES)
+    plan = ("Orders", f"Order {order.number}", status, "Save")
     effect = lambda w: setattr(w.orders[str(order.number)], "status", status)  # noqa: E731
     return Task(f"Set the status of order {order.number} to {status}.", plan, effect=effect)
 
 
 def set_group_of_customer(world: World, draw: Random) -> Task:
-    customer = draw.choice([*world.customers.values()])
+    customer = pick(draw, world.customers)
     group = draw.choice([group for group in GROUPS if group != customer.group])
-    plan = (Click("Customers"), Click(customer.name), Click(group), Click("Save"))
+    plan = ("Customers", customer.name, group, "Save")
     effect = lambda w: setattr(w.customers[slug(customer.name)], "group", group)  # noqa: E731
     return Task(f"Move the customer {customer.name} to the group {group}.", plan, effect=effect)
