@@ -1,5 +1,6 @@
 """Programs run under two hash seeds: what they print must not depend on the order of a set."""
 
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ def printed_under_hash_seeds(program: str, *arguments: str, timeout_s: float = 6
     return {
         subprocess.run(
             [sys.executable, "-c", program, *arguments],
-            env={"PYTHONHASHSEED": seed},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
             capture_output=True,
             text=True,
             check=True,

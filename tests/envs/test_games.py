@@ -10,17 +10,17 @@ from horizonrl.envs.formats import MAX_ACTION_CHARS
 from tests.envs.hash_seeds import printed_under_hash_seeds
 
 FROZEN = {
-    "deepsearch": "88d560baaa2b58f3",
-    "household": "65c6b65b988562f3",
-    "maze": "f3a043ec578f2ad7",
-    "shop": "1eccc27a29ac3332",
-    "sql": "a30ff6c6a455994f",
-    "wordle": "d882736ca4cf7f37",
-    "academia": "83ba5c5abea550d4",
-    "movie": "55d210b1e3ca927a",
-    "sheet": "548ffbfc0d41f5a4",
-    "todo": "e7456f6d4bb96c06",
-    "weather": "9de77222da4e273b",
+    "deepsearch": "c951e713a0f148c0",
+    "household": "6816e30b33032e77",
+    "maze": "c450ce7c94f8de5b",
+    "shop": "8d633d9257dae73b",
+    "sql": "8ca8d45722942445",
+    "wordle": "4b7ea41c108eb89b",
+    "academia": "b406efcca5fd5879",
+    "movie": "3a6e60d87b979bc4",
+    "sheet": "058a83e68bba9bb6",
+    "todo": "83a16c626c4783a6",
+    "weather": "e1a360f73d2f5b5b",
 }
 """Of each environment the digest of its list and of some episodes: what differs is another `version`."""
 EPISODES = """
