@@ -16,7 +16,7 @@ INSTALL := $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --req
 COMPILE := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --python-version 3.11
 HASHED := $(COMPILE) --no-deps --generate-hashes
 
-.PHONY: setup train test suite coverage lint format docs generated gpu-bundle pins clean
+.PHONY: setup train test suite check quick coverage lint format docs generated gpu-bundle pins clean
 
 setup: $(VENV)/ready-$(PINS)
 
@@ -44,6 +44,13 @@ test: setup
 # Three workers, because the programs of many tests often wait.
 suite: setup
 	$(VENV)/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+# What an edit needs: lint, types, and the tests that start no program.
+check: setup
+	$(MAKE) --no-print-directory --jobs 2 lint quick
+
+quick: setup
+	$(VENV)/bin/pytest --numprocesses 3 --dist loadfile -m "not slow and not process"
 
 # What the quick tests run of the code; process tests run theirs in other processes, which are not counted.
 coverage: setup

@@ -113,6 +113,7 @@ async def start(settings):
 '''
 
 
+@pytest.mark.slow
 def test_a_smolagents_program_is_trained_as_it_is(copied: Copied) -> None:
     pytest.importorskip("smolagents", reason="the extra `agents` is not installed")
     example = copied("smolagents")

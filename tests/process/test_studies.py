@@ -1,4 +1,7 @@
-"""Every study that is shipped runs: its small phase, with real programs and no model in training."""
+"""Every study that is shipped runs: its small phase, with real programs and no model in training.
+
+One of them runs with all tests, the others as `pytest -m slow tests/process/test_studies.py`.
+"""
 
 import json
 from pathlib import Path
@@ -11,7 +14,10 @@ from horizonrl.ops.studies.run import StudyRequest, run
 from horizonrl.ops.studies.study import SMALL, STUDIES, read_study
 
 pytestmark = pytest.mark.process
-NAMES = sorted(file.stem for file in STUDIES.glob("*.toml"))
+NAMES = [
+    pytest.param(file.stem, marks=() if file.stem == "estimators" else pytest.mark.slow)
+    for file in sorted(STUDIES.glob("*.toml"))
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

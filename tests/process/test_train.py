@@ -178,10 +178,8 @@ def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(
     exported = json.loads((workplace.root / "best" / "version.json").read_text())
     assert exported["success_rate"] == max(line["success_rate"] or 0.0 for line in evals)
 
-    for start, steps in ((0, 8), (6, 2)):
-        answer = workplace.root / f"from-{start}.json"
-        command = ["--from", str(start), "--json", str(answer)]
-        replay = workplace.start("replay", *command, place=workplace.run_dir)
-        assert replay.wait(120) == 0, workplace.logs()
-        replayed = json.loads(answer.read_text())
-        assert [step["equal"] for step in replayed["steps"]] == [True] * steps
+    answer = workplace.root / "replayed.json"
+    replay = workplace.start("replay", "--from=0", "--json", str(answer), place=workplace.run_dir)
+    assert replay.wait(120) == 0, workplace.logs()
+    replayed = json.loads(answer.read_text())
+    assert [step["equal"] for step in replayed["steps"]] == [True] * 8
