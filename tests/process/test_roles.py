@@ -66,12 +66,12 @@ def test_an_actor_and_the_learner_are_killed_and_nothing_is_lost_or_doubled(
 
     # Each is started again, as a platform does. A model that is gone shows that none of them looks for it.
     before = len(workplace.lines("lineages.jsonl"))
-    number = len(workplace.started)
+    first = len(workplace.started)
     done = {
         role: workplace.start(role, "--broker.url", url, "--model.name=/gone", "--learner.ranks=2")
         for role in ("controller", "learner", "actor")
     }
-    for number, (role, process) in enumerate(done.items(), number):
+    for number, (role, process) in enumerate(done.items(), first):
         assert process.wait(60) == 0, workplace.logs()
         (line,) = (workplace.root / f"{number}-{role}.log").read_text().splitlines()
         assert (
