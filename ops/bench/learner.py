@@ -111,24 +111,15 @@ def bare_step(model_dir: Path, batch: Batch) -> Step:
     tokens = sum(trace.trained_tokens for trace in batch.traces)
 
     def measure_loss(traces: Sequence[Trace]) -> Any:
-        width = max(len(trace.ids_L) for trace in traces)
-        ids_BT, mask_BT = (
-            torch.zeros(len(traces), width, dtype=torch.int64),
-            torch.zeros(len(traces), width).bool(),
-        )
-        old_BT = torch.zeros(len(traces), width)
-        for row, trace in enumerate(traces):
-            length = len(trace.ids_L)
-            ids_BT[row, :length] = torch.from_numpy(trace.ids_L)
-            mask_BT[row, :length] = torch.from_numpy(trace.mask_L)
-            old_BT[row, :length] = torch.from_numpy(trace.logprobs_L)
+        columns = _pad(traces)
+        ids_BT, mask_BT = columns["ids"].long(), columns["trained"].bool()
         hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
         logits_NV = model.lm_head(hidden_BTD[:, :-1][mask_BT[:, 1:]]).float()
         logprobs_N = log_softmax(logits_NV, -1).gather(1, ids_BT[mask_BT][:, None])[:, 0]
         advantages_N = torch.cat(
             [torch.full((t.trained_tokens,), float(t.rewards_L.sum())) for t in traces]
         )
-        ratio_N = (logprobs_N - old_BT[mask_BT]).clamp(-20, 20).exp()
+        ratio_N = (logprobs_N - columns["old"][mask_BT]).clamp(-20, 20).exp()
         clipped_N = ratio_N.clamp(1 - _CLIP_LOW, 1 + _CLIP_HIGH)
         return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N).sum() / tokens
 
@@ -166,19 +157,7 @@ def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
     total = torch.tensor(float(sum(trace.trained_tokens for trace in batch.traces)))
 
     def measure_loss(traces: Sequence[Trace]) -> Any:
-        width = max(len(trace.ids_L) for trace in traces) - PROMPT_TOKENS
-        columns = {
-            name: torch.zeros(len(traces), width) for name in ("ids", "mask", "trained", "old")
-        }
-        for row, trace in enumerate(traces):
-            length = len(trace.ids_L) - PROMPT_TOKENS
-            columns["mask"][row, :length] = 1
-            for name, values in (
-                ("ids", trace.ids_L),
-                ("trained", trace.mask_L),
-                ("old", trace.logprobs_L),
-            ):
-                columns[name][row, :length] = torch.from_numpy(values[PROMPT_TOKENS:])
+        columns = _pad(traces, PROMPT_TOKENS)
         prompts = torch.stack(
             [torch.from_numpy(trace.ids_L[:PROMPT_TOKENS].astype(np.int64)) for trace in traces]
         )
@@ -188,7 +167,7 @@ def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
                 "prompt_ids": prompts,
                 "prompt_mask": torch.ones_like(prompts),
                 "completion_ids": columns["ids"].long(),
-                "completion_mask": columns["mask"].long(),
+                "completion_mask": columns["present"].long(),
                 "tool_mask": columns["trained"].long(),
                 "advantages": torch.tensor([float(trace.rewards_L.sum()) for trace in traces]),
                 "old_per_token_logps": columns["old"],
@@ -209,6 +188,22 @@ def _make_step(model: Any, batch: Batch, measure_loss: Callable[[Sequence[Trace]
         update.step()
 
     return step
+
+
+def _pad(traces: Sequence[Trace], start: int = 0) -> dict[str, Any]:
+    """Return rows of tokens from `start` on, filled up with 0: ids, presence, training, and the old logprobs."""
+    import torch
+
+    width = max(len(trace.ids_L) for trace in traces) - start
+    columns = {
+        name: torch.zeros(len(traces), width) for name in ("ids", "present", "trained", "old")
+    }
+    for row, trace in enumerate(traces):
+        present = np.ones(len(trace.ids_L))
+        values = (trace.ids_L, present, trace.mask_L, trace.logprobs_L)
+        for column, value_L in zip(columns.values(), values, strict=True):
+            column[row, : len(present) - start] = torch.from_numpy(value_L[start:])
+    return columns
 
 
 def _rectangles(batch: Batch) -> list[list[Trace]]:

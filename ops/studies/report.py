@@ -100,7 +100,7 @@ def _variants(results: Results, with_seconds: bool) -> str:
     for key, head in (("collapsed", "collapsed"), ("gave_up", "gave up")):
         if any(row[key] for row in rows):
             columns[head] = [f"{row[key]}/{len(row['seeds'])}" for row in rows]
-    return _table(list(columns), zip(*columns.values(), strict=True))
+    return _table_of_columns(columns)
 
 
 def _p_of_gain(runs: Sequence[Results]) -> float | None:
@@ -121,36 +121,32 @@ def _correct(p_values: Iterable[float | None]) -> list[float | None]:
 
 
 def _contrasts(results: Results, shown: ReportOptions) -> str:
-    head = [f"contrast on {results['split']}", "at equal", "difference, points", "p"]
     axes = shown.axes or tuple(dict.fromkeys(row["axis"] for row in results["contrasts"]))
     rows = [row for axis in axes for row in results["contrasts"] if row["axis"] == axis]
-    cells = [
-        [
-            _names(row),
-            _place(row),
-            _points((row["tested"] or {}).get("interval", row["difference"])),
-            _p(row["p"]),
-        ]
-        for row in rows
+    differences = [
+        _points((row["tested"] or {}).get("interval", row["difference"])) for row in rows
     ]
+    columns = {f"contrast on {results['split']}": [_names(row) for row in rows]}
+    if axes == (END,):  # all at equal updates
+        columns["difference at equal updates, points"] = differences
+    else:
+        columns |= {
+            "at equal": [_place(row) for row in rows],
+            "difference, points": differences,
+        }
+    columns["p"] = [_p(row["p"]) for row in rows]
     if shown.share_of is not None:
-        head.append(f"{_words(shown.share_of)} to equal success, share")
         costs = {
             (row["variant"], row["against"]): row["end_cost"]
             for row in results["contrasts"]
             if row["axis"] == shown.share_of
         }
-        arms = [(row["variant"], row["against"]) for row in rows]
-        cells = [[*cell, _share(costs.get(pair))] for cell, pair in zip(cells, arms, strict=True)]
-    if shown.share_of == SECONDS:
-        head.append("times as fast")
-        cells = [
-            [*cell, _speed_up(results["runs"], row)] for cell, row in zip(cells, rows, strict=True)
+        columns[f"{_words(shown.share_of)} to equal success, share"] = [
+            _share(costs.get((row["variant"], row["against"]))) for row in rows
         ]
-    if axes == (END,):  # all at equal updates
-        head[1:3] = ["difference at equal updates, points"]
-        cells = [[name, *others] for name, _, *others in cells]
-    return _table(head, cells)
+    if shown.share_of == SECONDS:
+        columns["times as fast"] = [_speed_up(results["runs"], row) for row in rows]
+    return _table_of_columns(columns)
 
 
 def _speed_up(runs: Sequence[Results], contrast: Results) -> str:
@@ -312,3 +308,7 @@ def _words(axis: str) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = (head, ["---"] * len(head), *rows)
     return "\n".join(f"|{'|'.join(line)}|" for line in lines)
+
+
+def _table_of_columns(columns: Mapping[str, Sequence[str]]) -> str:
+    return _table(list(columns), zip(*columns.values(), strict=True))
