@@ -129,8 +129,8 @@ class RunView:
     @property
     def tests(self) -> int:
         """How often `test` was played: by `horizonrl eval`, or by the run's own evaluations."""
-        own = sum(evaluated_split(line) == "test" for line in self.files.evals)
-        return len(self.files.tests) + own
+        rounds = [line for line in self.files.evals if evaluated_split(line) == "test"]
+        return len(self.files.tests) + len(rounds)
 
     @cached_property
     def outcomes(self) -> Mapping[Kind, Outcomes]:

@@ -37,7 +37,7 @@ def test_imitation_can_run_on_transcripts_and_rl_on_another_environment(tmp_path
     sources = sources_of(recipe(tmp_path, 'kinds = ["demo"]', others).envs)
     assert [(source.env_id, len(source.task_ids)) for source in sources] == [
         ("transcripts", 3),
-        ("textcraft", 444),
+        ("textcraft", 363),
     ]
     curriculum = Curriculum(0, sources)
     drawn = {

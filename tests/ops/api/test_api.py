@@ -329,7 +329,10 @@ def test_a_choice_is_the_commands_words() -> None:
     [
         ({"env_ids": "parity"}, r"Choice: env_ids is 'parity', and should be list\[str\]"),
         ({"env_ids": 1}, r"env_ids is 1, and should be list\[str\]"),
-        ({"split": "foo"}, "split is 'foo', and should be one of 'train', 'test', 'all'"),
+        (
+            {"split": "foo"},
+            "split is 'foo', and should be one of 'train', 'validation', 'test', 'all'",
+        ),
         ({"samples": "ab"}, r"samples is 'ab', and should be list\[int\]"),
         ({"samples": 2}, r"samples is 2, and should be list\[int\]"),
         ({"tasks": "2"}, "tasks is '2', and should be int, or None"),

@@ -78,15 +78,19 @@ def test_a_careless_expert_takes_more_turns_and_still_succeeds(
         for episode in taught
         if episode.prompt in turns
     ]
-    assert len(wasted) > 200
+    assert len(wasted) > 180
     # Some carelessness happens to help.
     assert 0.2 < sum(wasted) / len(wasted) <= pocket.CARELESSNESS
     assert all(episode.success for episode in taught)
 
 
 def test_held_out_tasks_are_never_taught(taught: list[Episode]) -> None:
-    held_out = {task.task_id.replace("_", " ") for task in registry.select("textcraft", "test")}
-    assert len(taught) > 340
+    held_out = {
+        task.task_id.replace("_", " ")
+        for task in registry.select("textcraft")
+        if task.split != "train"
+    }
+    assert len(taught) > 280
     assert not {parse_goal(episode.prompt) for episode in taught} & held_out
 
 
@@ -103,7 +107,7 @@ def test_renaming_keeps_which_tokens_are_equal_and_what_the_environment_says() -
 
 
 def test_a_batch_holds_no_more_than_its_tokens_padding_included(taught: list[Episode]) -> None:
-    lessons = [[pocket.lesson(episode)] for episode in taught[::150]]
+    lessons = [[pocket.lesson(episode)] for episode in taught[::100]]
     batches = pocket.lesson_batches(lessons, np.arange(900, 910), np.random.default_rng(0))
     for _ in range(30):
         batch = next(batches)
