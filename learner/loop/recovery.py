@@ -256,11 +256,11 @@ class Recovery:
             "config": dict(self.run.config),
         }
         self._saved_step = step
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        begun = asyncio.Event()
         self._sealing = background.create_task(self._write(step, state, begun))
         # From here on the engine keeps what it writes as it is: its next optimizer step waits for the files. If the
         # task fails before that, the group ends this one.
-        await begun
+        await begun.wait()
         self._begun = time.monotonic() - started, self.ports.engine.stalled_s
 
     def count_stall(self, waited_s: float = 0.0) -> None:
@@ -281,7 +281,7 @@ class Recovery:
         await self._sealing
         self.count_stall(time.monotonic() - started)
 
-    async def _write(self, step: int, state: dict[str, Any], begun: asyncio.Future[None]) -> None:
+    async def _write(self, step: int, state: dict[str, Any], begun: asyncio.Event) -> None:
         """Write a checkpoint and make it durable, then free what of the log it makes superfluous."""
         started, weights = time.monotonic(), self.publication.weights.path_for(self.state.policy)
         # Its own: a later one ends only after the next checkpoint has begun, which waits for this one to be sealed.
@@ -289,7 +289,7 @@ class Recovery:
         with self.ports.checkpoints.filling(step) as directory:
             written = await self.ports.engine.begin_save(directory, state)
             begin_s = time.monotonic() - started
-            begun.set_result(None)
+            begun.set()
             await written
             await self.publication.ended(publication)
             # The weights are on disk by now: a hard link costs neither time nor space.
