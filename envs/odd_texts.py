@@ -15,12 +15,6 @@ LITERALS = (
     "[" * 3_000, "{" * 3_000, '{"a": 1}', '"x" * 10**9', '"' + "x" * 30_000 + '"', '"', "'", "\\", '"""',
 )  # fmt: skip
 """Replacements for a literal in a call. Some are valid in JSON, some in Python, some in neither."""
-PIECES = (
-    "\n", " ", "`", "```sql\n", "```python\n", "```\n", "<search>", "<answer>x", "</search>", "Action:", "Thought:",
-    "search[", "click[x", "] [", "type [1] [", "{", "[", '{"a":', '"', "\\", "(", "get 1 x, ", "a using ", "guess: ",
-    "9", "-", "\ud800", "\0", "\N{COMBINING ACUTE ACCENT}", "İ", "go to ", "x WITH Action Input: {", "Action:\n",
-)  # fmt: skip
-"""Pieces that make a careless parser slow when a reply repeats them a hundred thousand times."""
 
 
 def odd_texts(sensible: str) -> list[str]:
@@ -86,13 +80,6 @@ def odd_calls(tools: Tools, sensible: Sequence[ToolCall]) -> list[ToolCall]:
         ]
     damaged = [ToolCall(call.name, call.arguments[:-1]) for call in sensible]
     return [*calls, *damaged, *sensible]
-
-
-def hostile_texts(chars: int) -> Iterator[str]:
-    """Yield texts of about `chars` characters that take a careless parser quadratic time or worse."""
-    for piece in PIECES:
-        yield piece * (chars // len(piece))
-        yield "Action: " + piece * (chars // len(piece))
 
 
 def _with_other_literals(sensible: str) -> Iterator[str]:

@@ -100,7 +100,7 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
 
     def _make(self) -> Any:
         """Return an environment of texts. Raises ConfigError if it cannot be made or has other spaces."""
-        gymnasium = hub_module("gymnasium", PACKAGE)
+        gymnasium = hub_module("gymnasium")
         try:
             with quiet():
                 # Its checkers warn of what a text environment does on purpose.

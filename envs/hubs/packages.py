@@ -26,14 +26,14 @@ def hub_version(rules: int, package: str) -> str:
 
 
 @cache
-def hub_module(name: str, package: str, extra: str = "hubs") -> ModuleType:
+def hub_module(name: str, extra: str = "hubs") -> ModuleType:
     """Import a module of a hub's package. Raises MissingDependency, with the remedy, if it is not installed."""
     try:
         with uncollected(name), quiet():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            f"{package} cannot be imported, because {error.name!r} is not installed: pip install 'horizonrl[{extra}]'"
+            f"{name} cannot be imported, because {error.name!r} is not installed: pip install 'horizonrl[{extra}]'"
         ) from error
 
 

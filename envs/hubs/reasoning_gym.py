@@ -49,7 +49,7 @@ class Question:
 
     def follow(self, action: str) -> Step:
         """Score the answer between the last `<answer>` and `</answer>` of a reply."""
-        answer = hub_module("reasoning_gym.utils", PACKAGE).extract_answer(answer_part(action))
+        answer = hub_module("reasoning_gym.utils").extract_answer(answer_part(action))
         if answer is not None and not may_be_scored(self._name, answer):
             answer = None
         try:
@@ -82,7 +82,7 @@ class ReasoningGym(HubEnvironment[Question]):
         max_observation_chars: Chars = 32_768,
     ) -> None:
         super().__init__("plain", max_observation_chars)
-        hub_module("reasoning_gym", PACKAGE)
+        hub_module("reasoning_gym")
         hashed = f" PYTHONHASHSEED={hash_seed()}" if hash_seed() else ""
         self.version = f"{type(self).version} tasks:{tasks}{hashed}"
         self._prompt = prompt
@@ -102,9 +102,7 @@ class ReasoningGym(HubEnvironment[Question]):
         # Again, because making the dataset may have drawn some, or was done by an earlier episode.
         with OwnRandom(task_id).random_for():
             entry = dataset[number % BLOCK]
-        instructions = hub_module("reasoning_gym.utils", PACKAGE).SYSTEM_PROMPTS.get(
-            self._prompt, ""
-        )
+        instructions = hub_module("reasoning_gym.utils").SYSTEM_PROMPTS.get(self._prompt, "")
         return "\n".join(filter(None, (instructions, entry["question"]))), Question(
             name, dataset, entry
         )
@@ -124,7 +122,7 @@ class ReasoningGym(HubEnvironment[Question]):
 
 def datasets() -> tuple[str, ...]:
     """Return the names of the datasets, sorted; without a fixed hash seed, none that depends on it."""
-    names = hub_module("reasoning_gym.factory", PACKAGE).DATASETS
+    names = hub_module("reasoning_gym.factory").DATASETS
     left_out = {MIXTURE, *(() if hash_seed() else HASHED)}
     return tuple(sorted(name for name in names if name not in left_out))
 
@@ -138,6 +136,6 @@ def hash_seed() -> str:
 @lru_cache(256)
 def _block(name: str, number: int) -> Any:
     with OwnRandom(f"{name} {number}").random_for():
-        dataset = hub_module("reasoning_gym", PACKAGE).create_dataset(name, seed=number, size=BLOCK)
+        dataset = hub_module("reasoning_gym").create_dataset(name, seed=number, size=BLOCK)
     read_literals_only(name, dataset)
     return dataset

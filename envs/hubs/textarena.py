@@ -65,7 +65,7 @@ class Match:
 
     def unread(self) -> str:
         """Return the game's messages since the last call, without the agent's own actions, which it has in its chat."""
-        player_action = hub_module("textarena", PACKAGE).ObservationType.PLAYER_ACTION
+        player_action = hub_module("textarena").ObservationType.PLAYER_ACTION
         _, messages = self._game.get_observation()
         # Some games put their text in the place of its kind.
         texts = (
@@ -99,14 +99,14 @@ class TextArena(HubEnvironment[Match]):
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         super().__init__(format, max_observation_chars)
-        hub_module("textarena", PACKAGE)
+        hub_module("textarena")
         self.version = f"{type(self).version} tasks:{tasks}"
 
     @classmethod
     @validate_call
     def tasks(cls, *, tasks: TaskCount = 20) -> Sequence[TaskSpec]:
         """Return the first seeds of every game."""
-        hub_module("textarena", PACKAGE)
+        hub_module("textarena")
         return numbered_tasks(GAMES, tasks)
 
     def begin(self, task_id: str) -> tuple[str, Match]:
@@ -114,7 +114,7 @@ class TextArena(HubEnvironment[Match]):
         if (number := read_number(task_id, GAMES)) is None:
             raise self.unknown(task_id)
         name, seed = number
-        package = hub_module("textarena", PACKAGE)
+        package = hub_module("textarena")
         # `raw`: its other wrappers repeat the whole conversation in every observation.
         game = package.wrappers.ActionFormattingWrapper(package.make(f"{name}-raw"))
         game.reset(num_players=1, seed=seed)

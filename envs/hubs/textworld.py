@@ -124,7 +124,7 @@ class TextWorld(HubEnvironment[Adventure]):
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         super().__init__(format, max_observation_chars)
-        hub_module("textworld", PACKAGE, EXTRA)
+        hub_module("textworld", EXTRA)
         self.version = f"{type(self).version} tasks:{tasks}"
         self._folder = (games or GAMES).expanduser()
 
@@ -132,14 +132,14 @@ class TextWorld(HubEnvironment[Adventure]):
     @validate_call
     def tasks(cls, *, tasks: TaskCount = 20) -> Sequence[TaskSpec]:
         """Return the first games of every family."""
-        hub_module("textworld", PACKAGE, EXTRA)
+        hub_module("textworld", EXTRA)
         return numbered_tasks(tuple(FAMILIES), tasks)
 
     def begin(self, task_id: str) -> tuple[str, Adventure]:
         """Compile the game if it is not in the folder, and start it."""
         if (number := read_number(task_id, FAMILIES)) is None:
             raise self.unknown(task_id)
-        textworld = hub_module("textworld", PACKAGE, EXTRA)
+        textworld = hub_module("textworld", EXTRA)
         path = self._folder / installed_version(PACKAGE) / f"{task_id}.z8"
         if not path.exists():
             _compile(textworld, *number, path)
@@ -175,15 +175,11 @@ def _compile(textworld: Any, family: str, number: int, path: Path) -> None:
         if family == "custom":
             options.nb_rooms, options.nb_objects = settings["rooms"], settings["objects"]
             options.quest_length = settings["quest"]
-            game = hub_module("textworld.generator", PACKAGE, EXTRA).make_game(options)
+            game = hub_module("textworld.generator", EXTRA).make_game(options)
         else:
-            _, make, _ = hub_module("textworld.challenges", PACKAGE, EXTRA).CHALLENGES[
-                f"tw-{family}"
-            ]
+            _, make, _ = hub_module("textworld.challenges", EXTRA).CHALLENGES[f"tw-{family}"]
             game = make(settings, options)
-        compiled = Path(
-            hub_module("textworld.generator", PACKAGE, EXTRA).compile_game(game, options)
-        )
+        compiled = Path(hub_module("textworld.generator", EXTRA).compile_game(game, options))
         path.parent.mkdir(parents=True, exist_ok=True)
         # The facts of the game first: `start` reads them beside the compiled file.
         _copy(compiled.with_suffix(".json"), path.with_suffix(".json"))

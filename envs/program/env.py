@@ -141,7 +141,7 @@ class ProgramEnvironment:
         write_new(directory / TASK, json.dumps(shown))
         model = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.key}
         try:
-            ended = await self._run(self._play, directory, model, self._limits, OUTPUT)
+            ended = await self._run(self._play, directory, model, self._limits)
         except EnvironmentTimeout:
             if not self._timeout_truncates:
                 raise
@@ -196,7 +196,7 @@ class ProgramEnvironment:
         court = await asyncio.to_thread(self._court, directory)
         limits = Limits(GRADE_S, self._limits.memory_bytes)
         more = {"ANSWER_FILE": str(court / ANSWER), "PROGRAM_DIRECTORY": str(directory)}
-        ended = await self._run(self._runnable("grade", self._grader), court, more, limits, OUTPUT)
+        ended = await self._run(self._runnable("grade", self._grader), court, more, limits)
         if ended.code:
             raise EnvironmentFailure(f"the grader {await _end(ended)}")
         if isinstance(self._grader, str):
@@ -225,13 +225,13 @@ class ProgramEnvironment:
         directory: Path,
         more: Mapping[str, str],
         limits: Limits,
-        output: str,
     ) -> Ended:
+        output = directory / OUTPUT
         task = {"TASK_FILE": str(directory / TASK)}
         environment = clean_environment(directory) | self._given | task | dict(more)
         if isinstance(what, Function):
-            return await run_function(what, directory, environment, directory / output, limits)
-        return await run_program(what, directory, environment, directory / output, limits)
+            return await run_function(what, directory, environment, output, limits)
+        return await run_program(what, directory, environment, output, limits)
 
     def _runnable(self, what: str, command: Command | str) -> Command | Function:
         if isinstance(command, str):

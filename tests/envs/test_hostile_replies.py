@@ -17,11 +17,17 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, make_expert
 from horizonrl.envs.bounds import MAX_REPLY_CHARS, readable
 from horizonrl.envs.formats import Command, WrittenFormat, read_action
-from horizonrl.envs.odd_texts import hostile_texts, odd_texts
+from horizonrl.envs.odd_texts import odd_texts
 from tests.envs.hubs.guess import GUESS
 
 SLOW_S = 2.0
 """A linear parser takes some milliseconds; a quadratic one takes minutes for a megabyte."""
+PIECES = (
+    "\n", " ", "`", "```sql\n", "```python\n", "```\n", "<search>", "<answer>x", "</search>", "Action:", "Thought:",
+    "search[", "click[x", "] [", "type [1] [", "{", "[", '{"a":', '"', "\\", "(", "get 1 x, ", "a using ", "guess: ",
+    "9", "-", "\ud800", "\0", "\N{COMBINING ACUTE ACCENT}", "İ", "go to ", "x WITH Action Input: {", "Action:\n",
+)  # fmt: skip
+"""Pieces that make a careless parser slow when a reply repeats them a hundred thousand times."""
 COMMANDS = (
     Command("craft", "craft {item} using {ingredients}", "one"),
     Command("wait", "wait", "other"),
@@ -32,6 +38,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "delayed": {"env": "parity", "seconds": 0.0},
     "gymnasium": {"id": GUESS},
 }
+
+
+def hostile_texts(chars: int) -> Iterator[str]:
+    """Yield texts of about `chars` characters that take a careless parser quadratic time or worse."""
+    for piece in PIECES:
+        yield piece * (chars // len(piece))
+        yield "Action: " + piece * (chars // len(piece))
 
 
 def subjects() -> Iterator[tuple[str, str | None]]:

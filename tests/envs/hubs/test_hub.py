@@ -115,4 +115,4 @@ def test_an_id_that_names_no_task_is_none(task_id: str) -> None:
 
 def test_a_missing_package_names_the_extra() -> None:
     with pytest.raises(MissingDependency, match=r"no_such_hub.*pip install 'horizonrl\[hubs\]'"):
-        hub_module("no_such_hub", "no-such-hub", "hubs")
+        hub_module("no_such_hub")

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from horizonrl.envs.worlds.webnav.task import Task, Type
+from horizonrl.envs.worlds.webnav.task import Plan, Task, Type
 from horizonrl.envs.worlds.webnav.templates.shared import (
     exact,
     including,
@@ -169,22 +169,24 @@ def set_stock(world: World, draw: Random) -> Task:
     return Task(f"Set the stock of the {product.name} to {stock}.", plan, effect=effect)
 
 
+def draw_pending_review(world: World, draw: Random) -> tuple[str, str, Plan]:
+    """Return a review's key, whose it is and of what, and the plan that opens it."""
+    pending = [(key, review) for key, review in world.reviews.items() if not review.approved]
+    key, review = draw.choice(pending)
+    name = f"{review.product} by {review.author}"
+    return key, name, ("Reviews", name)
+
+
 def approve_review(world: World, draw: Random) -> Task:
-    key, review = draw.choice(
-        [(key, review) for key, review in world.reviews.items() if not review.approved]
-    )
-    plan = ("Reviews", f"{review.product} by {review.author}", "Approve")
-    intent = f"Approve the review of the {review.product} by {review.author}."
-    return Task(intent, plan, effect=lambda w: setattr(w.reviews[key], "approved", True))
+    key, name, plan = draw_pending_review(world, draw)
+    effect = lambda w: setattr(w.reviews[key], "approved", True)  # noqa: E731
+    return Task(f"Approve the review of the {name}.", (*plan, "Approve"), effect=effect)
 
 
 def delete_review(world: World, draw: Random) -> Task:
-    key, review = draw.choice(
-        [(key, review) for key, review in world.reviews.items() if not review.approved]
-    )
-    plan = ("Reviews", f"{review.product} by {review.author}", "Delete")
-    intent = f"Delete the review of the {review.product} by {review.author}."
-    return Task(intent, plan, effect=lambda w: w.reviews.pop(key))
+    key, name, plan = draw_pending_review(world, draw)
+    effect = lambda w: w.reviews.pop(key)  # noqa: E731
+    return Task(f"Delete the review of the {name}.", (*plan, "Delete"), effect=effect)
 
 
 def set_status_of_order(world: World, draw: Random) -> Task:

@@ -7,9 +7,9 @@ import pytest
 
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs.worlds.textcraft import tasks
-from horizonrl.envs.worlds.textcraft.build import freeze
 from horizonrl.envs.worlds.textcraft.env import TextCraft
 from horizonrl.envs.worlds.textcraft.recipes import RecipeBook, find_recipes, read_book
+from tests.envs.worlds.textcraft.build import freeze
 
 PINNED = {"1": "088b7cfb41228dda"}
 """By version of the environment, how the digest of its task list begins."""

@@ -1,4 +1,4 @@
-"""Write the frozen task list: `python -m horizonrl.envs.worlds.textcraft.build FILE`.
+"""Write the frozen task list: `python -m tests.envs.worlds.textcraft.build FILE`.
 
 Run it once for each version of the recipes. A test checks that building again gives the committed file.
 """
