@@ -7,6 +7,7 @@ so that the numbers never end.
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -34,29 +35,31 @@ EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")
 Prompt = Literal["default", "simple", "direct", "chain_of_draft", "DeepSeekZero", "none"]
 
 
+@dataclass
 class Question:
     """One question, until it is answered."""
 
-    def __init__(self, name: str, dataset: Any, entry: dict[str, Any]) -> None:
-        self._name, self._dataset, self._entry = name, dataset, entry
+    name: str
+    dataset: Any
+    entry: dict[str, Any]
 
     @property
     def answer(self) -> str | None:
         """An answer that the package knows to be right, if it gives one."""
-        answers = (self._entry["answer"], *(self._entry["metadata"].get(key) for key in EXAMPLES))
+        answers = (self.entry["answer"], *(self.entry["metadata"].get(key) for key in EXAMPLES))
         answer_given = next((answer for answer in answers if answer), None)
         return json.dumps(answer_given) if isinstance(answer_given, dict) else answer_given
 
     def follow(self, action: str) -> Step:
         """Score the answer between the last `<answer>` and `</answer>` of a reply."""
         answer = hub_module("reasoning_gym.utils").extract_answer(answer_part(action))
-        if answer is not None and not may_be_scored(self._name, answer):
+        if answer is not None and not may_be_scored(self.name, answer):
             answer = None
         try:
-            score = float(self._dataset.score_answer(answer, self._entry))
+            score = float(self.dataset.score_answer(answer, self.entry))
         except Exception:  # noqa: BLE001 - some scorers raise on an answer that they cannot parse
             # It earns what no answer earns. A scorer that is broken raises here too, and breaks the episode.
-            score = float(self._dataset.score_answer(None, self._entry))
+            score = float(self.dataset.score_answer(None, self.entry))
         return Step(f"Score: {score:g}", reward=score, terminated=True, success=score >= 1.0)
 
     def close(self) -> None: ...

@@ -5,9 +5,9 @@ The world, its pages and its questions are fictional, so that no model can know 
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, validate_call
 
@@ -45,19 +45,17 @@ _OPENED = {name: re.compile(f"<{name}>", re.IGNORECASE) for name in ("search", "
 _CLOSED = {name: re.compile(f"</{name}>", re.IGNORECASE) for name in _OPENED}
 
 
+@dataclass
 class Inquiry:
     """One question, until it is answered."""
 
-    invalid = "Write <search>words</search> or <answer>text</answer>."
-
-    def __init__(
-        self, question: Question, index: Index, shown: tuple[int, int], single_answer: bool
-    ) -> None:
-        self._question = question
-        self._index = index
-        self._results, self._page_chars = shown
-        self._single_answer = single_answer
-        self._searched: dict[str, None] = {}
+    invalid: ClassVar[str] = "Write <search>words</search> or <answer>text</answer>."
+    question: Question
+    index: Index
+    results: int
+    page_chars: int
+    single_answer: bool
+    searched: set[str] = field(default_factory=set)
 
     def follow(self, action: str) -> Step:
         """Search, or judge an answer."""
@@ -69,20 +67,20 @@ class Inquiry:
         return refuse_move(self.invalid)
 
     def _search(self, query: str) -> str:
-        self._searched[query] = None
-        pages = self._index.search(query, self._results)
+        self.searched.add(query)
+        pages = self.index.search(query, self.results)
         return (
             "\n".join(self._show(*numbered) for numbered in enumerate(pages, 1))
             or f"Nothing found for {clip(query)!r}."
         )
 
     def _show(self, number: int, page: Page) -> str:
-        text = clip(page.text, self._page_chars)
-        return text if self._results == 1 else f"{number}. {page.title}: {text}"
+        text = clip(page.text, self.page_chars)
+        return text if self.results == 1 else f"{number}. {page.title}: {text}"
 
     def _judge(self, answer: str) -> Step:
-        right = normalize(answer) in map(normalize, self._question.answers)
-        if not right and not self._single_answer:
+        right = normalize(answer) in map(normalize, self.question.answers)
+        if not right and not self.single_answer:
             return refuse_move("That is not the answer. Search on, or answer again.")
         return Step(
             "Right." if right else "Wrong.", reward=float(right), terminated=True, success=right
@@ -90,10 +88,10 @@ class Inquiry:
 
     def advise(self) -> Move:
         """Look up each step towards the answer that has not been searched yet, then answer."""
-        for name in self._question.searches:
-            if name not in self._searched:
+        for name in self.question.searches:
+            if name not in self.searched:
                 return Move(f"<search>{name}</search>", f"I have to look up {name}.")
-        return Move(f"<answer>{self._question.answers[0]}</answer>", "Now I know the answer.")
+        return Move(f"<answer>{self.question.answers[0]}</answer>", "Now I know the answer.")
 
 
 class AgentGymInquiry(Inquiry):
@@ -106,12 +104,12 @@ class AgentGymInquiry(Inquiry):
     )
 
     def _search(self, query: str) -> str:
-        self._searched[query] = None
-        pages = self._index.search(query, self._results)
+        self.searched.add(query)
+        pages = self.index.search(query, self.results)
         shown = (
             f"Doc {number}(Title: {page.title}) {page.text}" for number, page in enumerate(pages, 1)
         )
-        return f"<information>{clip(chr(10).join(shown), self._page_chars * self._results)}</information>"
+        return f"<information>{clip(chr(10).join(shown), self.page_chars * self.results)}</information>"
 
     def _judge(self, answer: str) -> Step:
         step = super()._judge(answer)
@@ -176,7 +174,7 @@ class DeepSearch(GameEnvironment[Inquiry]):
             raise self.unknown(task_id)
         if self._style == "agentgym":
             return _AGENTGYM_PROMPT.format(question=question.text), AgentGymInquiry(
-                question, index, self._show, self._single_answer
+                question, index, *self._show, self._single_answer
             )
         explains = self._style != "compact"
         rules = "Answer a question. No single page may hold what you need." if explains else ""
@@ -186,7 +184,7 @@ class DeepSearch(GameEnvironment[Inquiry]):
             else ""
         )
         text = self.introduce(rules, f"{again}Question: {question.text}")
-        return text, Inquiry(question, index, self._show, self._single_answer)
+        return text, Inquiry(question, index, *self._show, self._single_answer)
 
     def read(self, text: str) -> str | Unreadable:
         """Return the action that a reply names. In a plain reply it is the first tag."""

@@ -5,6 +5,7 @@ one maze that AgentGym took from LMRL-Gym.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Literal
@@ -84,20 +85,20 @@ class Maze:
         return steps
 
 
+@dataclass
 class Walk:
     """One walk through a maze, until the goal or the 50th step."""
 
-    def __init__(self, maze: Maze, start: Cell, goal: Cell) -> None:
-        self._maze = maze
-        self._here = start
-        self._goal = goal
-        self._steps = 0
+    maze: Maze
+    here: Cell
+    goal: Cell
+    steps: int = 0
 
     def follow(self, action: str) -> Step:
         """Take a step. A step against a wall, or an action that is no step, counts too."""
-        self._steps += 1
+        self.steps += 1
         side = action.lower().removeprefix("move ").strip(" .")
-        ways = self._maze.ways[self._here]
+        ways = self.maze.ways[self.here]
         hint = (
             ""
             if side in ways
@@ -105,23 +106,21 @@ class Walk:
             if side in SIDES
             else "Move up, down, left or right. "
         )
-        self._here = ways.get(side, self._here)
-        if self._here == self._goal:
+        self.here = ways.get(side, self.here)
+        if self.here == self.goal:
             return Step("You are at the goal.", reward=1.0, terminated=True, success=True)
         # The limit is the environment's own: truncated and never terminated (broken is not zero).
-        return Step(
-            hint + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS
-        )
+        return Step(hint + self.look(), reward=0.0, terminated=False, truncated=self.steps == STEPS)
 
     @property
     def state(self) -> str:
         """Where the agent stands: the walls of a task never move."""
-        return f"{self._here}"
+        return f"{self.here}"
 
     def look(self) -> str:
         """Return what the agent sees."""
-        walls = ", ".join(side for side in SIDES if side not in self._maze.ways[self._here])
-        (column, row), (to_column, to_row) = self._here, self._goal
+        walls = ", ".join(side for side in SIDES if side not in self.maze.ways[self.here])
+        (column, row), (to_column, to_row) = self.here, self.goal
         return (
             f"You are at column {column}, row {row}. The goal is at column {to_column}, row {to_row}. "
             f"Walls: {walls or 'none'}."
@@ -129,7 +128,7 @@ class Walk:
 
     def advise(self) -> Move:
         """Take the shortest way."""
-        steps, ways = self._maze.steps_to(self._goal), self._maze.ways[self._here]
+        steps, ways = self.maze.steps_to(self.goal), self.maze.ways[self.here]
         side = min(ways, key=lambda side: steps[ways[side]])
         return Move(f"move {side}", f"The way to the goal leads {side}.")
 
@@ -139,22 +138,22 @@ class AgentGymWalk(Walk):
 
     def follow(self, action: str) -> Step:
         """Take a step. An action that is none of the four changes nothing and counts."""
-        if self._steps == STEPS:
+        if self.steps == STEPS:
             return Step("Failure\n", reward=-1.0, terminated=True)
-        self._steps += 1
+        self.steps += 1
         side = action.removeprefix("move ") if action.startswith("move ") else ""
-        self._here = self._maze.ways[self._here].get(side, self._here)
-        if self._here == self._goal:
+        self.here = self.maze.ways[self.here].get(side, self.here)
+        if self.here == self.goal:
             return Step("Success\n", reward=1.0, terminated=True, success=True)
         return Step(self.look(), reward=0.0, terminated=False)
 
     def look(self) -> str:
         """Return what the agent sees."""
-        (column, row), (to_column, to_row) = self._here, self._goal
+        (column, row), (to_column, to_row) = self.here, self.goal
         walls = [
             words
             for side, words in _AGENTGYM_SIDES.items()
-            if side not in self._maze.ways[self._here]
+            if side not in self.maze.ways[self.here]
         ]
         near = {0: "There are no walls near you.", 1: f"There is a wall {', '.join(walls)}."}
         return (

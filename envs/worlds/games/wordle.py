@@ -7,6 +7,7 @@ those that fit the answers so far.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -35,38 +36,36 @@ g: the letter is right, y: the letter stands elsewhere in the word, b: the word 
 _SHORT_RULES = "Guess a word of 5 letters in 6 guesses. g: right, y: elsewhere, b: not there."
 
 
+@dataclass
 class Guessing:
     """One word, until it is guessed or six guesses are spent."""
 
-    def __init__(self, word: str, words: tuple[str, ...]) -> None:
-        self._word = word
-        self._words = words
-        self._left = GUESSES
-        self._answers: dict[str, str] = {}
-        """The signs of every guess so far."""
+    word: str
+    words: tuple[str, ...]
+    guesses_left: int = GUESSES
+    answers: dict[str, str] = field(default_factory=dict)
+    """The signs of every guess so far."""
 
     def follow(self, action: str) -> Step:
         """Answer a guess with its signs."""
         if (match := _GUESS.fullmatch(action.strip())) is None:
             return refuse_move("A guess has five letters: guess slate.")
         guess = "".join(filter(str.isalpha, match[1].lower()))
-        signs = mark_guess(guess, self._word)
-        self._left -= 1
-        self._answers[guess] = signs
-        right = guess == self._word
-        over = right or not self._left
-        end = f"\nThe word was {self._word}." if over and not right else ""
-        guesses_left = "" if over else f"\nGuesses left: {self._left}"
-        observation = f"{' '.join(guess)}\n{' '.join(signs)}{guesses_left}{end}"
+        signs = mark_guess(guess, self.word)
+        self.guesses_left -= 1
+        self.answers[guess] = signs
+        right = guess == self.word
+        over = right or not self.guesses_left
+        end = f"\nThe word was {self.word}." if over and not right else ""
+        count = "" if over else f"\nGuesses left: {self.guesses_left}"
+        observation = f"{' '.join(guess)}\n{' '.join(signs)}{count}{end}"
         return Step(observation, reward=float(right), terminated=over, success=right)
 
     def advise(self) -> Move:
         """Guess the fitting word whose answer tells the most."""
         fitting = self._fitting()
         guess = (
-            FIRST_GUESS
-            if fitting == self._words and FIRST_GUESS in fitting
-            else best_guess(fitting)
+            FIRST_GUESS if fitting == self.words and FIRST_GUESS in fitting else best_guess(fitting)
         )
         count = len(fitting)
         return Move(
@@ -75,8 +74,8 @@ class Guessing:
 
     def _fitting(self) -> tuple[str, ...]:
         # All words again: the answers decide, so the expert can take over in the middle of an episode.
-        fitting = self._words
-        for guess, signs in self._answers.items():
+        fitting = self.words
+        for guess, signs in self.answers.items():
             fitting = tuple(word for word in fitting if mark_guess(guess, word) == signs)
         return fitting
 
@@ -130,18 +129,21 @@ class AgentGymGuessing(Guessing):
     def follow(self, action: str) -> Step:
         """Answer a guess with its signs. A guess that is not in the word list costs a guess too."""
         guess = action.strip().replace(" ", "")
-        self._left -= 1
-        if guess not in self._words:
-            return Step("invalid word", reward=0.0, terminated=not self._left)
+        self.guesses_left -= 1
+        if guess not in self.words:
+            return Step("invalid word", reward=0.0, terminated=not self.guesses_left)
         self._known.learn(guess, self._random.choice(self._fitting()))
         right = self._fitting() == (guess,)
         signs = " ".join(self._known.signs(guess))
         return Step(
-            f"{signs}\n", reward=float(right), terminated=right or not self._left, success=right
+            f"{signs}\n",
+            reward=float(right),
+            terminated=right or not self.guesses_left,
+            success=right,
         )
 
     def _fitting(self) -> tuple[str, ...]:
-        return tuple(word for word in self._words if self._known.fits(word))
+        return tuple(word for word in self.words if self._known.fits(word))
 
     def _spell(self, guess: str) -> str:
         return " ".join(guess)

@@ -5,6 +5,7 @@ The reward comes at Buy Now: the share of the wished attributes, options and pri
 
 import re
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, count
 
@@ -44,17 +45,18 @@ BACK, NEXT, PREVIOUS, BUY, DESCRIPTION = (
 _ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE)
 
 
+@dataclass
 class Visit:
     """One customer in the shop: on the search page, on a page of results, or at a product."""
 
-    def __init__(self, wish: Wish, shelves: Index, on_a_page: int) -> None:
-        self._wish = wish
-        self._shelves = shelves
-        self._on_a_page = on_a_page
-        self._found: list[Product] | None = None
-        self._page = 0
-        self._product: Product | None = None
-        self._chosen: dict[str, str] = {}
+    wish: Wish
+    shelves: Index
+    page_size: int
+    results: list[Product] | None = None
+    """What a search has found; None on the search page."""
+    page_number: int = 0
+    product: Product | None = None
+    chosen: dict[str, str] = field(default_factory=dict)
 
     def follow(self, action: str) -> Step:
         """Follow a search or a click."""
@@ -62,104 +64,105 @@ class Visit:
             return refuse_move(f"Write search[keywords] or click[button].\n{self.page()}")
         verb, word = match[1].lower(), match[2].strip()
         if verb == "search":
-            if self._found is not None:
+            if self.results is not None:
                 return refuse_move(f"You can search from the search page only.\n{self.page()}")
             return refuse_move(self._search(word))
         button = next((button for button in self.buttons() if button.lower() == word.lower()), None)
         if button is None:
             return refuse_move(f"There is no button {clip(word)!r} here.\n{self.page()}")
-        if button == BUY and self._product:
-            score = self._wish.score(self._product, self._chosen)
+        if button == BUY and self.product:
+            score = self.wish.score(self.product, self.chosen)
             return Step(
-                f"You bought {self._product.number}.",
+                f"You bought {self.product.number}.",
                 reward=score,
                 terminated=True,
                 success=score == 1,
             )
         self._click(button)
         description = (
-            f"\n{self._product.description}" if button == DESCRIPTION and self._product else ""
+            f"\n{self.product.description}" if button == DESCRIPTION and self.product else ""
         )
         return refuse_move(self.page() + description)
 
     def buttons(self) -> list[str]:
         """Return what can be clicked here."""
-        if self._found is None:
+        if self.results is None:
             return []
-        if self._product:
-            values = [value for values in self._product.options.values() for value in values]
+        if self.product:
+            values = [value for values in self.product.options.values() for value in values]
             return [BACK, PREVIOUS, DESCRIPTION, BUY, *values]
-        last = (self._page + 1) * self._on_a_page >= len(self._found)
-        turning = [PREVIOUS] * (self._page > 0) + [NEXT] * (not last)
+        last = (self.page_number + 1) * self.page_size >= len(self.results)
+        turning = [PREVIOUS] * (self.page_number > 0) + [NEXT] * (not last)
         return [BACK, *turning, *(product.number for product in self._current_page())]
 
     def page(self) -> str:
         """Return the page as text, buttons in brackets."""
-        if self._found is None:
-            return f"Wish: {self._wish}\n[Search]"
-        if self._product is None:
+        if self.results is None:
+            return f"Wish: {self.wish}\n[Search]"
+        if self.product is None:
             lines = [f"[{p.number}] {p.title}, ${p.price:.2f}" for p in self._current_page()]
             turning = [button for button in self.buttons() if button in (BACK, PREVIOUS, NEXT)]
-            head = f"{''.join(f'[{button}] ' for button in turning)}Page {self._page + 1}, {len(self._found)} results"
+            links = "".join(f"[{button}] " for button in turning)
+            head = f"{links}Page {self.page_number + 1}, {len(self.results)} results"
             return "\n".join([head, *lines])
-        product = self._product
+        product = self.product
         options = [
             f"{name}: {' '.join(f'[{value}]' for value in values)}"
-            + (f" chosen: {self._chosen[name]}" if name in self._chosen else "")
+            + (f" chosen: {self.chosen[name]}" if name in self.chosen else "")
             for name, values in product.options.items()
         ]
         head = f"[{BACK}] [{PREVIOUS}] [{DESCRIPTION}] [{BUY}]"
         return "\n".join([head, f"{product.title}, ${product.price:.2f}", *options])
 
     def _search(self, keywords: str) -> str:
-        pages = self._shelves.search(keywords, FOUND)
-        self._found, self._page = [load_products()[page.alias] for page in pages], 0
+        pages = self.shelves.search(keywords, FOUND)
+        self.results, self.page_number = [load_products()[page.alias] for page in pages], 0
         return self.page()
 
     def _current_page(self) -> list[Product]:
-        return (self._found or [])[self._page * self._on_a_page :][: self._on_a_page]
+        return (self.results or [])[self.page_number * self.page_size :][: self.page_size]
 
     def _click(self, button: str) -> None:
-        product = self._product
+        product = self.product
         if button == BACK:
-            self._found, self._product, self._chosen = None, None, {}
+            self.results, self.product, self.chosen = None, None, {}
         elif product is None and button in (NEXT, PREVIOUS):
-            self._page += 1 if button == NEXT else -1
+            self.page_number += 1 if button == NEXT else -1
         elif button == PREVIOUS:
-            self._product, self._chosen = None, {}
+            self.product, self.chosen = None, {}
         elif product is None:
-            self._product = load_products()[button]
+            self.product = load_products()[button]
         elif button != DESCRIPTION:
-            self._chosen[
+            self.chosen[
                 next(name for name, values in product.options.items() if button in values)
             ] = button
 
     def advise(self) -> Move:
         """Search for the wish, turn pages to the first product that meets it, choose its options, buy it."""
-        if self._found is None:
-            wished = f"{' '.join(self._wish.attributes)} {self._wish.kind}"
+        if self.results is None:
+            wished = f"{' '.join(self.wish.attributes)} {self.wish.kind}"
             return Move(f"search[{wished}]", f"I look for a {wished}.")
-        meets = [n for n, product in enumerate(self._found) if self._meets(product)]
-        if self._product is None and meets:
-            page, number = meets[0] // self._on_a_page, self._found[meets[0]].number
-            if page != self._page:
+        meets = [n for n, product in enumerate(self.results) if self._meets(product)]
+        if self.product is None and meets:
+            page, number = meets[0] // self.page_size, self.results[meets[0]].number
+            if page != self.page_number:
                 return Move(
-                    f"click[{NEXT if page > self._page else PREVIOUS}]",
+                    f"click[{NEXT if page > self.page_number else PREVIOUS}]",
                     "The right one is not on this page.",
                 )
             return Move(f"click[{number}]", f"{number} could be the right one.")
-        if self._product is None or not self._meets(self._product):
+        if self.product is None or not self._meets(self.product):
             return Move(f"click[{BACK}]", "This is not what I look for.")
-        for name, value in self._wish.options.items():
-            if self._chosen.get(name) != value:
+        for name, value in self.wish.options.items():
+            if self.chosen.get(name) != value:
                 return Move(f"click[{value}]", f"The {name} has to be {value}.")
         return Move(f"click[{BUY}]", "All is as wished.")
 
     def _meets(self, product: Product) -> bool:
         offered = all(
-            value in product.options.get(name, ()) for name, value in self._wish.options.items()
+            value in product.options.get(name, ()) for name, value in self.wish.options.items()
         )
-        return offered and self._wish.score(product, self._wish.options) == 1
+        return offered and self.wish.score(product, self.wish.options) == 1
 
 
 class Shop(GameEnvironment[Visit]):
