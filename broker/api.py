@@ -235,11 +235,6 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-def parse_stream(subject: str) -> Stream:
-    """Return the stream that stores a subject."""
-    return Stream(subject.partition(".")[0].upper())
-
-
 def dead_bytes(max_log_bytes: int) -> int:
     """Return how many bytes DEAD may hold next to a group log of `max_log_bytes`."""
     return min(DEAD_BYTES, max_log_bytes)

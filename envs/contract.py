@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 from horizonrl.common.errors import ContractBroken
@@ -61,16 +62,22 @@ def raised_at(error: BaseException, module_name: str) -> str:
 
     What a deadline cancelled is found too: where it waited.
     """
+    frame = find_frame(error, module_name)
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" if frame else ""
+
+
+def find_frame(error: BaseException, module_name: str) -> FrameSummary | None:
+    """Return the innermost frame in a module or its package, of an error or of what it came from."""
     module = sys.modules.get(module_name)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
-        return ""
+        return None
     source = f"{Path(file).parent}/" if module.__package__ else file
     for link in causes(error):
         frames = traceback.extract_tb(link.__traceback__)
         if inside := [frame for frame in frames if frame.filename.startswith(source)]:
-            return f"{Path(inside[-1].filename).name}:{inside[-1].lineno} in {inside[-1].name}"
-    return ""
+            return inside[-1]
+    return None
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,13 +1,11 @@
 """The environment that a conformance test tries: it is played, and every call is measured and remembered."""
 
 import inspect
-import sys
 import time
 import traceback
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import ContractBroken, EnvironmentFailure
@@ -189,19 +187,9 @@ class Subject:
 
     def raised_at(self, error: Exception) -> str:
         """Return `file:line, function` of the innermost frame in the environment's own module or package."""
-        module = sys.modules[registry.load(self.env_id).__module__]
-        file = str(module.__file__)
-        source = str(Path(file).parent) if module.__package__ else file
-        frames = [
-            frame
-            for link in reversed([*contract.causes(error)])
-            for frame in traceback.extract_tb(link.__traceback__)
-            if frame.filename != __file__
-        ]
-        frames_of_env = (
-            [frame for frame in frames if frame.filename.startswith(source)] or frames
-        )[-1:]
-        return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in frames_of_env)
+        frame = contract.find_frame(error, registry.load(self.env_id).__module__)
+        frame = frame or traceback.extract_tb(error.__traceback__)[-1]
+        return f"{frame.filename}:{frame.lineno}, {frame.name}"
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from horizonrl.broker.api import (
     TransportCounters,
     check_gap,
     dead_bytes,
-    parse_stream,
 )
 from horizonrl.broker.connect import TRANSPORTS
 from horizonrl.common.config.schema import BrokerSection
@@ -354,6 +353,11 @@ class MemoryTransport:
 
     async def close(self) -> None:
         self._open = False
+
+
+def parse_stream(subject: str) -> Stream:
+    """Return the stream that stores a subject."""
+    return Stream(subject.partition(".")[0].upper())
 
 
 def _matches(subject: str, pattern: str | None) -> bool:
