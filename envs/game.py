@@ -106,13 +106,13 @@ class TurnEnvironment(ABC, Generic[G]):
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task."""
+        self._over = True  # no step is taken in a task whose reset failed
         text, game = await self.start(task_id)
         try:
             text = whole(text, task_id, self._max_chars)
         except ConfigError:
             await self.close()
             raise
-        # Last, so that no step is taken in a task whose reset failed.
         self._game, self._over = game, False
         return Observation(text)
 
@@ -161,7 +161,7 @@ class TurnEnvironment(ABC, Generic[G]):
     def _current(self) -> G:
         if self._game is None:
             raise EnvironmentFailure(
-                "no episode has begun, or it has ended: reset before step and expert"
+                "no episode has begun, or it has ended: reset before the next step"
             )
         return self._game
 

@@ -11,68 +11,59 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
 from horizonrl.envs.agentgym.tasks import numbered_tasks
 from horizonrl.envs.agentgym.wire import Wire
-from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.bounds import Chars, clip, whole
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import Unreadable
+from horizonrl.envs.game import TurnEnvironment
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class Remote:
+class Remote(TurnEnvironment[Wire]):
     """Plays one episode at a time on a server. Subclasses know the tasks and the rules."""
 
-    env_id: ClassVar[str]
     dialect: ClassVar[Dialect]
-    version: str = "1"
+    version = "1"
 
     def __init__(
         self, tasks: Sequence[TaskSpec], instructions: str, wire: Wire, max_chars: int
     ) -> None:
+        super().__init__("plain", max_chars)
         self._tasks = {task.task_id for task in tasks}
         self._instructions = instructions
         self._wire = wire
-        self._max_chars = max_chars
-        self._playing = False
         self._total = 0.0
 
-    async def reset(self, task_id: str) -> Observation:
+    async def start(self, task_id: str) -> tuple[str, Wire]:
         """Begin a task on the server."""
         if task_id not in self._tasks:
             raise ConfigError(f"{self.env_id} has no task {task_id!r} among its {len(self._tasks)}")
-        self._playing, self._total = False, 0.0
+        self._total = 0.0
         text = await self._wire.begin(task_id if self.dialect is SERVED else int(task_id))
         instructions = self._instructions
         if self.dialect.name == "wordle" and (words := await self._wire.vocabulary()):
             instructions += "\nThe words: " + ", ".join(words)
-        first = whole("\n\n".join(filter(None, (instructions, text))), task_id, self._max_chars)
-        self._playing = True
-        return Observation(first)
+        return "\n\n".join(filter(None, (instructions, text))), self._wire
 
-    async def step(self, text: str) -> Step:
-        """Send the part of the reply that AgentGym's client would send, and return its answer as that client does."""
-        if not self._playing:
-            raise EnvironmentFailure(
-                f"{self.env_id}: no episode is in progress: reset before the next step"
-            )
-        action = self.dialect.read(text)
-        if isinstance(action, Unreadable):
-            return Step(action.reason, reward=0.0, terminated=False)
-        self._playing = False  # stays False if the server does not answer
-        verdict = await self._wire.step(action)
+    def read(self, text: str) -> str | Unreadable:
+        """Return the part of a reply that AgentGym's client would send."""
+        return self.dialect.read(text)
+
+    async def follow(self, game: Wire, action: str) -> Step:
+        """Send an action, and return its answer as AgentGym's client does."""
+        verdict = await game.step(action)
         # The increase, so that the return of an episode is the score that AgentGym's client reports.
         reward = verdict.score - self._total if self.dialect.cumulative else verdict.score
         self._total += reward
-        over = verdict.done or verdict.truncated
-        self._playing = not over
         return Step(
-            clip(verdict.observation, self._max_chars),
+            verdict.observation,
             reward=reward,
-            terminated=over and not verdict.truncated,
+            terminated=verdict.done and not verdict.truncated,
             truncated=verdict.truncated,
             success=verdict.success,
             info={"score": verdict.score},
@@ -80,7 +71,7 @@ class Remote:
 
     async def close(self) -> None:
         """Release the server's environment."""
-        self._playing = False
+        await super().close()
         await self._wire.close()
 
 
@@ -142,8 +133,8 @@ class Served(Remote):
     max_observation_chars: bound of every observation
     """
 
-    env_id: ClassVar[str] = "served"
-    dialect: ClassVar[Dialect] = SERVED
+    env_id = "served"
+    dialect = SERVED
 
     @validate_call
     def __init__(
@@ -176,7 +167,9 @@ def _require(env_id: str, url: str | None) -> str:
 CLIENTS = SimpleNamespace(
     **{
         name: type(
-            f"AgentGym_{name}", (AgentGym,), {"env_id": f"agentgym-{name}", "dialect": dialect}
+            f"AgentGym_{name}",
+            (AgentGym,),
+            {"env_id": f"agentgym-{name}", "dialect": dialect, "__module__": __name__},
         )
         for name, dialect in DIALECTS.items()
     }

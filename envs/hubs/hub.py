@@ -83,7 +83,7 @@ class HubEnvironment(TurnEnvironment[P]):
             return game.follow(action)
 
     def _leave(self) -> None:
-        game, self._game, self._over = self._game, None, True
+        game, self._game = self._game, None
         if game is not None:
             game.close()
 

@@ -111,7 +111,7 @@ class MiniWob(WebEnvironment["Played"]):
             await chromium.leave()
 
     async def _leave(self) -> None:
-        game, self._game, self._over = self._game, None, True
+        game, self._game = self._game, None
         if game is not None:
             await game.close()
 

@@ -95,8 +95,6 @@ class SciWorld(TurnEnvironment[Experiment]):
             raise ConfigError(
                 f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(index_tasks()) - 1}"
             )
-        # No step is taken in a task whose reset failed.
-        self._game = None
         if self._simulation is None or not self._simulation.lives:
             await self.close()
             self._simulation = await Simulation.open()
