@@ -5,7 +5,15 @@ import os
 import sys
 from pathlib import Path
 
-from horizonrl.ops.cli.help import CommandParser, Commands, number_within, refuse_overrides
+from horizonrl.ops.cli.help import (
+    CommandParser,
+    Commands,
+    make_request,
+    number_within,
+    option,
+    refuse_overrides,
+    switch,
+)
 from horizonrl.ops.cli.overrides import split_options
 
 TITLE = "Evaluate"
@@ -19,50 +27,58 @@ def add(commands: Commands) -> None:
         _eval,
         keys=True,
     )
-    command.add_argument(
+    option(
+        command,
         "model",
+        "MODEL",
+        "a Hugging Face directory, a run, a checkpoint, or a known name",
         nargs="?",
-        metavar="MODEL",
-        help="a Hugging Face directory, a run, a checkpoint, or a known name",
     )
     _add_endpoint(command)
     _add_choice(command)
-    command.add_argument(
+    option(
+        command,
         "--out",
+        "DIR",
+        "results; an evaluation in DIR is resumed",
         type=Path,
         default=Path("evaluation"),
-        metavar="DIR",
-        help="results; an evaluation in DIR is resumed",
     )
     _add_envs(commands)
 
 
 def _add_endpoint(command: CommandParser) -> None:
     endpoint = command.add_argument_group("instead of MODEL, an OpenAI-compatible endpoint")
-    endpoint.add_argument("--endpoint", metavar="URL", help="its address, such as http://HOST/v1")
-    endpoint.add_argument("--model-name", metavar="NAME", help="the model's name at the endpoint")
-    endpoint.add_argument(
+    option(endpoint, "--endpoint", "URL", "its address, such as http://HOST/v1")
+    option(endpoint, "--model-name", "NAME", "the model's name at the endpoint")
+    option(
+        endpoint,
         "--key-variable",
-        metavar="NAME",
-        help="environment variable with the API key; OPENAI_API_KEY by default, if set",
+        "NAME",
+        "environment variable with the API key; OPENAI_API_KEY by default, if set",
     )
 
 
 def _add_choice(command: CommandParser) -> None:
     choice = command.add_argument_group("what to play")
-    choice.add_argument(
+    option(
+        choice,
         "--recipe",
+        "FILE",
+        "a recipe, or its name, for sampling and environments; repeatable",
         action="append",
         type=Path,
         default=[],
-        metavar="FILE",
-        help="a recipe, or its name, for sampling and environments; repeatable",
     )
-    choice.add_argument(
-        "--table", action="store_true", help="the paper's 27 tasks, on HorizonRL's own environments"
-    )
-    choice.add_argument(
-        "--env", nargs="+", default=(), metavar="ID", help="environments; the recipe's by default"
+    switch(choice, "--table", "the paper's 27 tasks, on HorizonRL's own environments")
+    option(
+        choice,
+        "--env",
+        "ID",
+        "environments; the recipe's by default",
+        dest="env_ids",
+        nargs="+",
+        default=(),
     )
     choice.add_argument(
         "--split",
@@ -70,25 +86,25 @@ def _add_choice(command: CommandParser) -> None:
         default="test",
         help="test by default, for a result; validation, to choose by",
     )
-    choice.add_argument(
-        "--categories", nargs="+", default=(), metavar="NAME", help="only these; all by default"
-    )
-    choice.add_argument("--tasks", type=int, metavar="N", help="tasks per category; all by default")
-    choice.add_argument(
+    option(choice, "--categories", "NAME", "only these; all by default", nargs="+", default=())
+    option(choice, "--tasks", "N", "tasks per category; all by default", type=int)
+    option(
+        choice,
         "--samples",
+        "K",
+        "episodes per task; pass@K is reported",
         nargs="+",
         type=int,
         default=(),
-        metavar="K",
-        help="episodes per task; pass@K is reported",
     )
-    choice.add_argument(
+    option(
+        choice,
         "--turns",
+        "T",
+        "turn limit; several give a block each",
         nargs="+",
         type=int,
         default=(),
-        metavar="T",
-        help="turn limit; several give a block each",
     )
 
 
@@ -99,24 +115,9 @@ def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.evaluation.subjects import SubjectRequest
 
     keys, options = split_options(overrides)
-    subject = SubjectRequest(
-        model=arguments.model,
-        endpoint=arguments.endpoint,
-        model_name=arguments.model_name,
-        key_variable=arguments.key_variable,
-        recipes=tuple(map(find_recipe, arguments.recipe)),
-        overrides=keys,
-    )
-    choice = Choice(
-        env_ids=tuple(arguments.env),
-        table=arguments.table,
-        split=arguments.split,
-        categories=tuple(arguments.categories),
-        tasks=arguments.tasks,
-        samples=tuple(arguments.samples),
-        turns=tuple(arguments.turns),
-        options=options,
-    )
+    recipes = tuple(map(find_recipe, arguments.recipe))
+    subject = make_request(SubjectRequest, arguments, recipes=recipes, overrides=keys)
+    choice = make_request(Choice, arguments, options=options)
     code = evaluate(subject, choice, arguments.out)
     if code == 130:  # an engine that is interrupted while it starts leaves threads that never end
         sys.stderr.flush()
@@ -127,62 +128,67 @@ def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _add_envs(commands: Commands) -> None:
     envs = commands.add("envs", "List, check, play or serve environments.", _envs)
     envs.add_argument("action", choices=("list", "check", "play", "serve"))
-    envs.add_argument(
+    option(
+        envs,
         "env_ids",
+        "ID",
+        "environments; set options with --options.KEY VALUE, or --ID.KEY VALUE for one of several",
         nargs="*",
-        metavar="ID",
-        help="environments; set options with --options.KEY VALUE, or --ID.KEY VALUE for one of several",
     )
     play = envs.add_argument_group("envs play: you are the agent")
-    play.add_argument("--task", metavar="TASK", help="the task's id; the first task by default")
-    play.add_argument(
+    option(play, "--task", "TASK", "the task's id; the first task by default")
+    switch(
+        play,
         "--multiline",
-        action="store_true",
-        help="a reply ends with a line that is a single dot, not with its first line",
+        "a reply ends with a line that is a single dot, not with its first line",
     )
     serve = envs.add_argument_group("envs serve: the HTTP protocol of AgentGym's servers")
-    serve.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default"
-    )
-    serve.add_argument(
+    text = "address to listen on; 127.0.0.1 by default"
+    serve.add_argument("--host", default="127.0.0.1", help=text)
+    option(
+        serve,
         "--port",
+        "N",
+        "36001 by default; 0 takes a free port",
         type=number_within(0, 65535),
         default=36001,
-        metavar="N",
-        help="36001 by default; 0 takes a free port",
     )
-    serve.add_argument(
+    option(
+        serve,
         "--workers",
+        "N",
+        "worker processes; 0 (the default) plays in this one",
         type=number_within(0),
         default=0,
-        metavar="N",
-        help="worker processes; 0 (the default) plays in this one",
     )
-    serve.add_argument(
+    option(
+        serve,
         "--capacity",
+        "N",
+        "episodes per environment at a time; 1024",
         type=number_within(1),
         default=1024,
-        metavar="N",
-        help="episodes per environment at a time; 1024",
     )
-    serve.add_argument(
+    option(
+        serve,
         "--ttl",
+        "S",
+        "seconds until an idle episode is closed; 1800",
         type=number_within(1.0),
         default=1800.0,
-        metavar="S",
-        help="seconds until an idle episode is closed; 1800",
     )
-    serve.add_argument(
+    option(
+        serve,
         "--allow-host",
+        "NAME",
+        "host name that clients may use; repeatable",
         action="append",
         default=[],
-        metavar="NAME",
-        help="host name that clients may use; repeatable",
     )
-    serve.add_argument(
+    switch(
+        serve,
         "--compatible",
-        action="store_true",
-        help="report errors as AgentGym does: status 200 with an error in the body",
+        "report errors as AgentGym does: status 200 with an error in the body",
     )
 
 
