@@ -121,12 +121,7 @@ def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[Tas
     listing = load(env_id).tasks
     with attributed(env_id, "cannot list its tasks"):
         # A recipe has one list of options; the listing takes those that choose tasks, and `make` checks all of them.
-        parameters = inspect.signature(listing).parameters
-        listed = _call(
-            env_id,
-            listing,
-            {name: value for name, value in (options or {}).items() if name in parameters},
-        )
+        listed = _call(env_id, listing, _pick_options(listing, options))
         if not isinstance(listed, Sequence):
             raise ConfigError(
                 f"environment {env_id!r} cannot list its tasks: {listing.__qualname__} returned a "
@@ -186,10 +181,7 @@ def preparation(env_id: str, options: Mapping[str, Any] | None = None) -> Callab
     prepare = getattr(load(env_id), "prepare", None)
     if prepare is None:
         return lambda: False
-    parameters = inspect.signature(prepare).parameters
-    return partial(
-        prepare, **{name: value for name, value in options.items() if name in parameters}
-    )
+    return partial(prepare, **_pick_options(prepare, options))
 
 
 async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) -> str:
@@ -251,11 +243,16 @@ def _player(env_id: str, options: Mapping[str, Any] | None) -> tuple[str, Mappin
     wrapped = getattr(load(env_id), "wrapped", None)
     if wrapped is None:
         return env_id, options or {}
-    parameters = inspect.signature(wrapped).parameters
-    inner: tuple[str, Mapping[str, Any]] = wrapped(
-        **{k: v for k, v in (options or {}).items() if k in parameters}
-    )
+    inner: tuple[str, Mapping[str, Any]] = wrapped(**_pick_options(wrapped, options))
     return inner
+
+
+def _pick_options(
+    function: Callable[..., Any], options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the options that a function takes."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in (options or {}).items() if name in parameters}
 
 
 def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -> T:

@@ -238,7 +238,7 @@ class Gateway:
     async def _reply(
         self, api: Api, request: web.Request, body: dict[str, Any], call: Call
     ) -> web.StreamResponse:
-        answer = await _answered(call)
+        answer = await _await_answer(call)
         response = web.json_response(api.reply(answer, call.name, body), headers=_headers(answer))
         with _delivering(request, call):
             await response.prepare(request)
@@ -277,7 +277,7 @@ class Gateway:
         return response
 
 
-async def _answered(call: Call) -> Answer:
+async def _await_answer(call: Call) -> Answer:
     # Shielded: whoever joined the call waits for the same future.
     result = await asyncio.shield(call.answered)
     if isinstance(result, CallRefused):

@@ -171,15 +171,13 @@ def _credentials(section: NatsSection) -> dict[str, Any]:
         path: Path | None = getattr(section, name)
         if path is not None and not path.is_file():
             raise ConfigError(f"broker.nats.{name} is {path}: there is no such file")
-    options: dict[str, Any] = {}
-    if section.user is not None:
-        options["user"] = section.user
-    if section.password is not None:
-        options["password"] = section.password.get_secret_value()
-    if section.credentials is not None:
-        options["user_credentials"] = str(section.credentials)
-    if section.nkey_seed is not None:
-        options["nkeys_seed"] = str(section.nkey_seed)
+    secret = section.password
+    options: dict[str, Any] = {
+        "user": section.user,
+        "password": None if secret is None else secret.get_secret_value(),
+        "user_credentials": section.credentials and str(section.credentials),
+        "nkeys_seed": section.nkey_seed and str(section.nkey_seed),
+    }
     if section.ca_file is not None:
         try:
             options["tls"] = ssl.create_default_context(cafile=str(section.ca_file))

@@ -100,7 +100,7 @@ class ProgramEnvironment:
         digest = sha256(json.dumps(parts, sort_keys=True).encode())
         self.version = f"{self.version} sha256:{digest.hexdigest()[:16]}"
         self._tasks = listed.tasks
-        self._given = environment or {}
+        self._variables = environment or {}
         self._play = self._runnable("play", program)
         self._prints = not isinstance(program, str)
         """A command's answer is what it prints."""
@@ -169,7 +169,7 @@ class ProgramEnvironment:
         self._task, self._directory = self._tasks[task_id], self._scratch()
         if isinstance(self._play, Function):
             argv = replace(self._play, what="import").command()
-            environment = clean_environment(self._directory) | self._given
+            environment = clean_environment(self._directory) | self._variables
             ended = await run_program(
                 argv, self._directory, environment, self._directory / OUTPUT, self._limits
             )
@@ -228,14 +228,14 @@ class ProgramEnvironment:
     ) -> Ended:
         output = directory / OUTPUT
         task = {"TASK_FILE": str(directory / TASK)}
-        environment = clean_environment(directory) | self._given | task | dict(more)
+        environment = clean_environment(directory) | self._variables | task | dict(more)
         if isinstance(what, Function):
             return await run_function(what, directory, environment, output, limits)
         return await run_program(what, directory, environment, output, limits)
 
     def _runnable(self, what: str, command: Command | str) -> Command | Function:
         if isinstance(command, str):
-            return Function(what, absolute(command), tuple(sorted(self._given.items())))
+            return Function(what, absolute(command), tuple(sorted(self._variables.items())))
         return _with_whole_paths(command)
 
 

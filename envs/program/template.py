@@ -88,7 +88,7 @@ class Template:
         self._server = server
         self._fitness = fitness
         self._home = Path.cwd()
-        self._known = set(sys.modules)
+        self._loaded = set(sys.modules)
         self._learned = False
         self._spared = keeper.children()
         """What the module itself has started."""
@@ -119,7 +119,7 @@ class Template:
             temporary = self._home / f"{MODULES}.{os.getpid()}"
             with contextlib.suppress(OSError):
                 temporary.write_text(
-                    json.dumps([name for name in sys.modules if name not in self._known]),
+                    json.dumps([name for name in sys.modules if name not in self._loaded]),
                     encoding="utf-8",
                 )
                 # Whole at once: the template reads it as soon as it is there.

@@ -97,8 +97,8 @@ class Template:
         self._served = False
         with ExitStack() as held, socket.socket(socket.AF_UNIX) as listener:
             directory = held.enter_context(scratch())
-            self._place, self._output = str(directory / SOCKET), directory / OUTPUT
-            listener.bind(self._place)
+            self._socket, self._output = str(directory / SOCKET), directory / OUTPUT
+            listener.bind(self._socket)
             listener.listen(BACKLOG)
             environment = clean_environment(directory) | dict(function.environment)
             argv = function.command(str(listener.fileno()))
@@ -134,7 +134,7 @@ class Template:
     async def run(self, spec: bytes) -> int | None:
         """Play an episode and return its keeper's exit code, or None if the template ended before the episode began."""
         try:
-            reader, writer = await asyncio.open_unix_connection(self._place)
+            reader, writer = await asyncio.open_unix_connection(self._socket)
         except OSError:
             return None
         began, code = False, b""

@@ -59,7 +59,7 @@ class Way:
     """Whether clients close their episodes. Some of AgentGym's clients do not, even in the middle of an episode."""
 
     @cached_property
-    def known(self) -> frozenset[str]:
+    def task_ids(self) -> frozenset[str]:
         return frozenset(task.task_id for task in self.tasks)
 
 
@@ -226,7 +226,7 @@ class Episodes:
         return episode
 
     def _task_id(self, episode: _Episode, task: int | str) -> str:
-        if isinstance(task, str) and task in episode.way.known:
+        if isinstance(task, str) and task in episode.way.task_ids:
             return task
         named = episode.way.task_named(task) if isinstance(task, int) and task >= 0 else None
         if named is None:

@@ -18,8 +18,8 @@ from horizonrl.envs.worlds.babyai.view import (
     HEADINGS,
     START,
     VIEWS_KEPT,
-    Found,
     Moves,
+    Paths,
     Pose,
     Thing,
     View,
@@ -168,7 +168,7 @@ class _Offer:
             self.actions[action] = way
 
 
-class _Ways(Found):
+class _Ways(Paths):
     """The paths that AgentGym's search finds: to stand in a cell, and to face one.
 
     If a pose is found again before it leaves the queue, the last predecessor wins. So a path may be longer than the

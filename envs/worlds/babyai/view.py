@@ -125,7 +125,7 @@ class View:
         return "The action is not recognized. Please check valid actions."
 
 
-class Found:
+class Paths:
     """What a search over poses has found. The search fills it; then it tells the way into a cell, or to face one."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Found:
         return tuple(reversed(moves))
 
 
-class Ways(Found):
+class Ways(Paths):
     """The shortest paths from the agent to all cells, over cells that are free or hidden from view."""
 
     def __init__(self, blocked: Mapping[Cell, Thing]) -> None:

@@ -116,8 +116,8 @@ class _Maker:
 
     def __init__(self, draw: Random) -> None:
         self._draw = draw
-        self._taken: dict[str, None] = {}
-        self._given = [[self._word(2) for _ in range(30)] for _ in range(2)]
+        self._names: dict[str, None] = {}
+        self._first_names = [[self._word(2) for _ in range(30)] for _ in range(2)]
         self._surnames = [self._word(2) for _ in range(160)]
         self._names_by_kind: dict[Kind, list[str]] = {}
         self.world: World = {}
@@ -151,9 +151,9 @@ class _Maker:
         surname = parents[0].split()[-1] if parents else self._draw.choice(self._surnames)
         person = self._add(
             "person",
-            lambda: f"{self._draw.choice(self._given[sex])} {surname}",
+            lambda: f"{self._draw.choice(self._first_names[sex])} {surname}",
             alias=lambda: (
-                f"{self._draw.choice(self._given[sex])} the {self._draw.choice(_EPITHETS)}"
+                f"{self._draw.choice(self._first_names[sex])} the {self._draw.choice(_EPITHETS)}"
             ),
         )
         person.facts["birthplace"] = self._any("city")
@@ -210,9 +210,9 @@ class _Maker:
         return entity
 
     def _new(self, name: Callable[[], str]) -> str:
-        while (new := name()) in self._taken:
+        while (new := name()) in self._names:
             pass
-        self._taken[new] = None
+        self._names[new] = None
         return new
 
     def _any(self, kind: Kind) -> str:

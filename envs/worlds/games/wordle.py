@@ -83,7 +83,7 @@ class Guessing:
         return f"guess {guess}"
 
 
-class Known:
+class Clues:
     """LMRL-Gym's record of the answers: whether each letter is in each position, cannot be there, or may be."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class AgentGymGuessing(Guessing):
     def __init__(self, seed: int, words: tuple[str, ...]) -> None:
         super().__init__("", words)
         self._random = Random(seed)
-        self._known = Known()
+        self._clues = Clues()
 
     def follow(self, action: str) -> Step:
         """Answer a guess with its signs. A guess that is not in the word list costs a guess too."""
@@ -132,9 +132,9 @@ class AgentGymGuessing(Guessing):
         self.guesses_left -= 1
         if guess not in self.words:
             return Step("invalid word", reward=0.0, terminated=not self.guesses_left)
-        self._known.learn(guess, self._random.choice(self._fitting()))
+        self._clues.learn(guess, self._random.choice(self._fitting()))
         right = self._fitting() == (guess,)
-        signs = " ".join(self._known.signs(guess))
+        signs = " ".join(self._clues.signs(guess))
         return Step(
             f"{signs}\n",
             reward=float(right),
@@ -143,7 +143,7 @@ class AgentGymGuessing(Guessing):
         )
 
     def _fitting(self) -> tuple[str, ...]:
-        return tuple(word for word in self.words if self._known.fits(word))
+        return tuple(word for word in self.words if self._clues.fits(word))
 
     def _spell(self, guess: str) -> str:
         return " ".join(guess)

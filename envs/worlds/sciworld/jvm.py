@@ -74,7 +74,7 @@ class Jvm:
         self._thread = ThreadPoolExecutor(1, "sciworld")
         self._gateway: JavaGateway | None = None
         self._process: Popen[bytes] | None = None
-        self._place = ExitStack()
+        self._folder = ExitStack()
         """The JVM's working directory, to which it writes a file (`object_type_ids.tsv`)."""
         self.starts = 0
         """Counts the starts, to distinguish simulations of a dead JVM from those of the present one."""
@@ -153,7 +153,7 @@ class Jvm:
                 for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                     if pipe is not None:
                         pipe.close()
-            self._place.close()
+            self._folder.close()
             self._process = self._gateway = None
 
     def _ask(self, ask: Callable[[JavaGateway], T]) -> T:
@@ -178,7 +178,7 @@ class Jvm:
 
     def _start(self) -> None:
         self.kill()
-        folder = self._place.enter_context(scratch())
+        folder = self._folder.enter_context(scratch())
         port, self._process = launch_gateway(
             classpath=str(Path(scienceworld.__file__).with_name("scienceworld.jar")),
             javaopts=list(JAVA_OPTIONS),

@@ -31,7 +31,7 @@ COMMANDS = (
     ),
 )
 TRAIN, TEST = 3_930, 200
-FOUND = 50
+MOST_RESULTS = 50
 """Products that a search finds at most."""
 ON_A_PAGE = {"full": 10, "compact": 5, "agentgym": 10}
 
@@ -115,7 +115,7 @@ class Visit:
         return "\n".join([head, f"{product.title}, ${product.price:.2f}", *options])
 
     def _search(self, keywords: str) -> str:
-        pages = self.shelves.search(keywords, FOUND)
+        pages = self.shelves.search(keywords, MOST_RESULTS)
         self.results, self.page_number = [load_products()[page.alias] for page in pages], 0
         return self.page()
 

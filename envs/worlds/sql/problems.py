@@ -224,35 +224,17 @@ def _column_types(columns: list[str]) -> tuple[str, ...]:
 
 def _ask(domain: Domain, rows: dict[str, list[Row]], draw: Random, difficulty: str) -> Template:
     """Draw a template and fill it."""
-    (people, pname, pgroup, pnumber), (things, tname, tgroup, tnumber) = (
-        domain.people,
-        domain.things,
-    )
     links, amount, year = domain.links
-    filled: dict[str, object] = {
-        "P": people,
-        "T": things,
-        "L": links,
-        "amount": amount,
-        "year_": f"{links}.{year}",
-    }
-    filled |= {
-        "pname": pname,
-        "pgroup": pgroup,
-        "pnumber": pnumber,
-        "tname": tname,
-        "tgroup": tgroup,
-        "tnumber": tnumber,
-    }
-    filled |= {
+    names: dict[str, object] = {"L": links, "amount": amount, "year_": f"{links}.{year}"}
+    names |= zip(("P", "pname", "pgroup", "pnumber"), domain.people, strict=True)
+    names |= zip(("T", "tname", "tgroup", "tnumber"), domain.things, strict=True)
+    values = {
         "town": draw.choice(_TOWNS),
         "group": draw.choice(domain.groups),
-        "person": draw.choice(rows[people])[1],
-    }
-    filled |= {
+        "person": draw.choice(rows[domain.people[0]])[1],
         "number": draw.randrange(40, 360),
         "year": draw.randrange(2018, 2024),
         "total": draw.randrange(60, 240),
     }
     question, gold = draw.choice(TEMPLATES[difficulty])
-    return question.format(**filled), gold.format(**filled)
+    return question.format(**names, **values), gold.format(**names, **values)

@@ -13,7 +13,7 @@ from horizonrl.envs.worlds.tools.toolbox import (
     call,
     find_row,
     format_fields,
-    listed,
+    join_names,
     show,
 )
 
@@ -64,7 +64,7 @@ def _weather(category: str, draw: Random) -> Problem:
     warmest = max(dates, key=lambda date: int(store[f"{city} {date}"]["temperature"]))
     calls = tuple(call("weather", city=city, date=date) for date in dates)
     return Problem(
-        f"Which of the days {listed(dates)} was the warmest in {city}?", store, calls, warmest
+        f"Which of the days {join_names(dates)} was the warmest in {city}?", store, calls, warmest
     )
 
 
@@ -150,7 +150,7 @@ def _tasks(store: Store, project: str) -> str:
         for name, row in store.items()
         if row["project"] == project
     ]
-    return listed(mine)
+    return join_names(mine)
 
 
 def _add(store: Store, name: str, project: str, date: str) -> str:
@@ -177,7 +177,7 @@ TODO = Domain(
             "list_projects",
             (),
             "the projects",
-            lambda store: listed(dict.fromkeys(r["project"] for r in store.values())),
+            lambda store: join_names(dict.fromkeys(r["project"] for r in store.values())),
         ),
         Tool("list_tasks", ("project",), "the tasks of a project", _tasks),
         Tool("add_task", ("name", "project", "date"), "add an open task with a due date", _add),
@@ -226,9 +226,7 @@ def _sheet(category: str, draw: Random) -> Problem:
         products = {
             number: int(store[str(number)]["B"]) * int(store[str(number)]["C"]) for number in chosen
         }
-        goal = (
-            f"Write price times amount into column D, in the rows {listed(map(str, chosen))} only."
-        )
+        goal = f"Write price times amount into column D, in the rows {join_names(map(str, chosen))} only."
         return Problem(
             goal,
             store,
@@ -368,7 +366,7 @@ def _academia(category: str, draw: Random) -> Problem:
 
 def _list_papers(store: Store, name: str) -> str:
     find_row(store, name)
-    return listed(title for title, row in store.items() if name in row.values())
+    return join_names(title for title, row in store.items() if name in row.values())
 
 
 ACADEMIA = Domain(

@@ -86,7 +86,7 @@ def format_fields(row: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in row.items())
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 

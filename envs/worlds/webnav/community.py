@@ -31,7 +31,9 @@ class Forum(Site):
                     textbox("Title"),
                     button("Create Post", f"/f/{name}/new"),
                 ]
-            case ["f", name, number] if post := numbered(self.world.forums.get(name, ()), number):
+            case ["f", name, number] if post := find_numbered(
+                self.world.forums.get(name, ()), number
+            ):
                 path_of = f"/f/{name}/{number}"
                 vote = [] if post.voted else [button("Upvote", f"{path_of}/vote")]
                 comments = [text(f"{author}: {words}") for author, words in post.comments]
@@ -119,7 +121,7 @@ class Code(Site):
                     *form,
                     button("Create Issue", f"/{name}/issues/new"),
                 ]
-            case ["issues", number] if issue := numbered(repo.issues, number):
+            case ["issues", number] if issue := find_numbered(repo.issues, number):
                 path_of = f"/{name}/issues/{number}"
                 facts = text(f"{_state(issue)}, {issue.label}, by {issue.author}")
                 close = [button("Close Issue", f"{path_of}/close")] if issue.open else []
@@ -131,7 +133,7 @@ class Code(Site):
         return None
 
 
-def numbered(records: Sequence[T], number: str) -> T | None:
+def find_numbered(records: Sequence[T], number: str) -> T | None:
     """Return the record of a number as an address has it, from 1."""
     return records[int(number) - 1] if number in map(str, range(1, len(records) + 1)) else None
 
