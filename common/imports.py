@@ -1,4 +1,4 @@
-"""Import large packages without the garbage collector, and without parts of them that a role never calls.
+"""Which packages are installed; and how to import large ones without the garbage collector and without parts.
 
 vLLM makes millions of objects as it is imported, and none of them is garbage: the collector looks through all of them
 again and again, for a fifth of the time that the import takes.
@@ -9,6 +9,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -61,3 +62,10 @@ def left_out(*modules: str, why: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

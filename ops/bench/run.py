@@ -1,6 +1,5 @@
 """Measure groups of rows, print one table, and write it as JSON."""
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ import uvloop
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
+from horizonrl.common.imports import installed_version
 from horizonrl.envs import registry
 from horizonrl.ops.bench.case import Cases, Request, measure
 from horizonrl.ops.bench.origin import processor
@@ -141,12 +141,7 @@ def machine() -> Facts:
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "versions": {
+            name: version for name in PACKAGES if (version := installed_version(name)) is not None
+        },
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

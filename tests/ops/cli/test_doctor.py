@@ -16,7 +16,7 @@ OPS = Path(doctor.__file__).parents[1]
 
 def cures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what doctor prints where none of the packages is installed."""
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "installed_version", lambda package: None)
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["doctor"]) == 1
     return capsys.readouterr().out
@@ -41,7 +41,7 @@ def test_the_cures_of_what_is_needed_stand_below_the_table_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "CLONE", tmp_path)
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "installed_version", lambda package: None)
     monkeypatch.setenv("COLUMNS", "60")
     main(["doctor"])
     below = capsys.readouterr().out.partition("machine needs:\n")[2].splitlines()
@@ -53,7 +53,7 @@ def test_train_names_all_engines_that_are_missing_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "CLONE", tmp_path)
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "installed_version", lambda package: None)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "laptop"]) == 2
     shown = "error: a run on this machine needs torch, vllm, deepspeed, transformers: pip install 'horizonrl[cpu]'"
