@@ -37,7 +37,7 @@ def test_the_roles_meet_at_an_external_broker(copied: Copied) -> None:
 def test_a_package_brings_an_environment(copied: Copied) -> None:
     example = copied("own-environment")
     shown = example.run_all()
-    assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ all 100", shown), shown
+    assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ \d\d +│ all 100", shown), shown
     assert len((example.place / "guess-demonstrations.jsonl").read_text().splitlines()) == 8
     assert [line["phase"] for line in example.lines("runs/guess")] == ["imitation", "imitation"]
 
