@@ -17,6 +17,7 @@ from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Kind, PolicyVersion
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.loop.recorder import Recorder
 from horizonrl.learner.loop.recovery import check_identity, machine
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
@@ -433,3 +434,29 @@ def test_a_weights_file_that_somebody_has_removed_is_written_again(tmp_path: Pat
         assert len(world.ledger()) == 7
 
     asyncio.run(scenario())
+
+
+def test_a_learner_that_is_cancelled_as_its_checkpoint_begins_ends_as_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, deaths={"learner": [10**6]})  # the first life may end
+    lives: list[asyncio.Task[None]] = []
+    begin = EngineThread.begin_save
+
+    async def learn(self: World, transport: MortalTransport) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        lives.append(task)
+        await self.learner(transport).run()
+
+    async def begin_save(self: EngineThread, directory: Path, state: dict[str, Any]) -> Any:
+        written = await begin(self, directory, state)
+        if len(lives) == 1:
+            lives[0].cancel()
+        return written
+
+    monkeypatch.setattr(World, "_learn", learn)
+    monkeypatch.setattr(EngineThread, "begin_save", begin_save)
+    asyncio.run(world.run())
+    assert len(lives) == 2
+    assert [line["step"] for line in world.ledger()] == list(range(1, world.config.total_steps + 1))
