@@ -8,7 +8,7 @@ is one whose world answers a line of words at once.
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
@@ -54,6 +54,7 @@ class Game(Protocol):
 
 
 G = TypeVar("G")
+T = TypeVar("T")
 Advised = TypeVar("Advised", bound=Game)
 
 
@@ -139,10 +140,13 @@ class TurnEnvironment(ABC, Generic[G]):
     async def close(self) -> None:
         self._game = None
 
-    def unknown(self, task_id: str) -> ConfigError:
-        return ConfigError(
-            f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them"
-        )
+    def find(self, tasks: Mapping[str, T], task_id: str) -> T:
+        """Return what belongs to a task. Raises ConfigError for a task that does not exist."""
+        if task_id not in tasks:
+            raise ConfigError(
+                f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them"
+            )
+        return tasks[task_id]
 
     async def _answer(self, action: str | Unreadable) -> Step:
         game = self._current()

@@ -14,7 +14,7 @@ from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import refuse_move
-from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, read_number
+from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount
 from horizonrl.envs.hubs.packages import hub_module, hub_version, quiet
 from horizonrl.envs.splits import hashed_split
 
@@ -92,10 +92,9 @@ class GymnasiumText(HubEnvironment[TextEpisode]):
 
     def begin(self, task_id: str) -> tuple[str, TextEpisode]:
         """Make an environment and reset it with the task's seed."""
-        if (number := read_number(task_id, ("seed",))) is None:
-            raise self.unknown(task_id)
+        _, seed = self.parse_id(task_id, ("seed",))
         environment = self._make()
-        observation, _ = environment.reset(seed=number[1])
+        observation, _ = environment.reset(seed=seed)
         return f"{observation}\n\n{self.manual()}", TextEpisode(environment)
 
     def _make(self) -> Any:

@@ -64,10 +64,16 @@ class HubEnvironment(TurnEnvironment[P]):
         """Return how to reply, for the first observation."""
         return explain(self._format, self.commands)
 
-    def unknown(self, task_id: str) -> ConfigError:
-        return ConfigError(
-            f"{self.env_id} has no task {task_id[:80]!r}: `horizonrl envs list {self.env_id}` lists their categories"
-        )
+    def parse_id(
+        self, task_id: str, categories: Mapping[str, object] | Sequence[str]
+    ) -> tuple[str, int]:
+        """Return a task's category and number. Raises ConfigError for a task that does not exist."""
+        if (number := read_number(task_id, categories)) is None:
+            raise ConfigError(
+                f"{self.env_id} has no task {task_id[:80]!r}: "
+                f"`horizonrl envs list {self.env_id}` lists their categories"
+            )
+        return number
 
     def _start(self, task_id: str) -> tuple[str, P]:
         self._leave()

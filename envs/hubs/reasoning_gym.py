@@ -19,7 +19,7 @@ from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import Unreadable
 from horizonrl.envs.game import Move, MoveExpert, words
 from horizonrl.envs.hubs.answers import answer_part, may_be_scored, read_literals_only
-from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
+from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 from horizonrl.envs.hubs.randomness import OwnRandom
 
@@ -98,9 +98,7 @@ class ReasoningGym(HubEnvironment[Question]):
 
     def begin(self, task_id: str) -> tuple[str, Question]:
         """Generate a question."""
-        if (parsed := read_number(task_id, datasets())) is None:
-            raise self.unknown(task_id)
-        name, number = parsed
+        name, number = self.parse_id(task_id, datasets())
         dataset = _block(name, number // BLOCK)
         # Again, because making the dataset may have drawn some, or was done by an earlier episode.
         with OwnRandom(task_id).random_for():

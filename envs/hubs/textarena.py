@@ -14,7 +14,7 @@ from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import words
-from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
+from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 
 PACKAGE = "textarena"
@@ -111,9 +111,7 @@ class TextArena(HubEnvironment[Match]):
 
     def begin(self, task_id: str) -> tuple[str, Match]:
         """Make a game and return its rules and first board."""
-        if (number := read_number(task_id, GAMES)) is None:
-            raise self.unknown(task_id)
-        name, seed = number
+        name, seed = self.parse_id(task_id, GAMES)
         package = hub_module("textarena")
         # `raw`: its other wrappers repeat the whole conversation in every observation.
         game = package.wrappers.ActionFormattingWrapper(package.make(f"{name}-raw"))

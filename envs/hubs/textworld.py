@@ -20,7 +20,7 @@ from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import Move, MoveExpert, refuse_move, words
-from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
+from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 from horizonrl.envs.splits import hashed_split
 
@@ -137,12 +137,11 @@ class TextWorld(HubEnvironment[Adventure]):
 
     def begin(self, task_id: str) -> tuple[str, Adventure]:
         """Compile the game if it is not in the folder, and start it."""
-        if (number := read_number(task_id, FAMILIES)) is None:
-            raise self.unknown(task_id)
+        family, number = self.parse_id(task_id, FAMILIES)
         textworld = hub_module("textworld", EXTRA)
         path = self._folder / installed_version(PACKAGE) / f"{task_id}.z8"
         if not path.exists():
-            _compile(textworld, *number, path)
+            _compile(textworld, family, number, path)
         infos = textworld.EnvInfos(
             objective=True, won=True, lost=True, score=True, max_score=True, policy_commands=True,
             extras=["walkthrough"],

@@ -170,8 +170,7 @@ class DeepSearch(GameEnvironment[Inquiry]):
     def begin(self, task_id: str) -> tuple[str, Inquiry]:
         """Return the rules and the question."""
         index, questions = self._loaded or load(self._corpus, self._questions, self._style)
-        if (question := questions.by_id.get(task_id)) is None:
-            raise self.unknown(task_id)
+        question = self.find(questions.by_id, task_id)
         if self._style == "agentgym":
             return _AGENTGYM_PROMPT.format(question=question.text), AgentGymInquiry(
                 question, index, *self._show, self._single_answer

@@ -213,11 +213,9 @@ class MazeWalk(GameEnvironment[Walk]):
     def _laid_out(self, task_id: str) -> tuple[Maze, Cell, Cell]:
         """Return the maze of a task, its start and its goal."""
         if self._mazes == "lmrl":
-            if (start := _starts().get(task_id)) is None:
-                raise self.unknown(task_id)
+            start = self.find(_starts(), task_id)
             return Maze.from_cells({*LMRL_STARTS, LMRL_GOAL}), start, LMRL_GOAL
-        if (category := _sizes().get(task_id)) is None:
-            raise self.unknown(task_id)
+        category = self.find(_sizes(), task_id)
         draw, size = random_for(task_id), SIZES[category]
         maze = Maze(size, draw)
         # Sorted, so that the draw does not depend on the order in which the cells were dug.

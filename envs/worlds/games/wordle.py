@@ -192,11 +192,9 @@ class Wordle(GameEnvironment[Guessing]):
     def begin(self, task_id: str) -> tuple[str, Guessing]:
         """Return the rules."""
         if self._style == "agentgym":
-            if (number := _tasks_by_word().get(task_id)) is None:
-                raise self.unknown(task_id)
+            number = self.find(_tasks_by_word(), task_id)
             return "Let's start Wordle!", AgentGymGuessing(number, self._words)
-        if (word := _words_by_task(self._file).get(task_id)) is None:
-            raise self.unknown(task_id)
+        word = self.find(_words_by_task(self._file), task_id)
         rules = _SHORT_RULES if self._style == "compact" else _RULES
         return self.introduce(rules, ""), Guessing(word, self._words)
 

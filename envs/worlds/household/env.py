@@ -222,8 +222,7 @@ class Household(GameEnvironment[Chore]):
 
     def begin(self, task_id: str) -> tuple[str, Chore]:
         """Return what the agent sees from the middle of the room."""
-        if (category := _categories().get(task_id)) is None:
-            raise self.unknown(task_id)
+        category = self.find(_categories(), task_id)
         chore = Chore(category, random_for(task_id), lists_choices=self._style == "agentgym")
         rules = (
             "You do a chore in a room. Places may have to be opened."

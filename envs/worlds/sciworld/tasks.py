@@ -55,15 +55,12 @@ class SciWorldTask:
 @cache
 def index_tasks() -> Mapping[str, SciWorldTask]:
     """Return AgentGym's 4,639 tasks by their numbers, whether they are listed or not."""
-    counted = [
+    variations = (
         (name, variation, family)
         for name, count, family in VARIATIONS
         for variation in range(count)
-    ]
-    return {
-        str(number): SciWorldTask(str(number), name, variation, family)
-        for number, (name, variation, family) in enumerate(counted)
-    }
+    )
+    return {str(n): SciWorldTask(str(n), *task) for n, task in enumerate(variations)}
 
 
 @cache

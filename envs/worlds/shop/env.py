@@ -189,8 +189,7 @@ class Shop(GameEnvironment[Visit]):
 
     def begin(self, task_id: str) -> tuple[str, Visit]:
         """Return the search page with the wish."""
-        if (wish := _wishes().get(task_id)) is None:
-            raise self.unknown(task_id)
+        wish = self.find(_wishes(), task_id)
         visit = Visit(wish, load_shelves(), ON_A_PAGE[self._style])
         rules = (
             "Find what the customer wishes, choose its options and buy it."

@@ -77,7 +77,7 @@ class Sql(GameEnvironment[Answering]):
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
         """Return the 10,962 tasks."""
-        return _tasks()
+        return list_tasks()
 
     def prepare(self) -> None:
         """List the tasks, once in a program."""
@@ -85,8 +85,7 @@ class Sql(GameEnvironment[Answering]):
 
     def begin(self, task_id: str) -> tuple[str, Answering]:
         """Return the tables and the question."""
-        if (task := _by_id().get(task_id)) is None:
-            raise self.unknown(task_id)
+        task = self.find(_by_id(), task_id)
         problem, database = make_problem(task)
         full = self._style != "compact"
         schema = "\n".join(
@@ -126,10 +125,5 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 @cache
-def _tasks() -> tuple[TaskSpec, ...]:
-    return list_tasks()
-
-
-@cache
 def _by_id() -> dict[str, TaskSpec]:
-    return {task.task_id: task for task in _tasks()}
+    return {task.task_id: task for task in list_tasks()}

@@ -5,6 +5,7 @@ whose words and query are filled from the domain and the rows. It is kept if its
 """
 
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from horizonrl.envs.api import TaskSpec
@@ -157,6 +158,7 @@ class Problem:
     gold: str
 
 
+@cache
 def list_tasks() -> tuple[TaskSpec, ...]:
     """Return 10,962 tasks, 1,827 per domain, in alternating difficulties."""
     per_domain = (TRAIN + TEST) // len(DOMAINS)

@@ -155,8 +155,7 @@ class ToolEnvironment(GameEnvironment[Errand]):
 
     def begin(self, task_id: str) -> tuple[str, Errand]:
         """Return the goal."""
-        if (task := _tasks(self.env_id, self.domain).get(task_id)) is None:
-            raise self.unknown(task_id)
+        task = self.find(_tasks(self.env_id, self.domain), task_id)
         problem = self.domain.make(task.category, random_for(task_id))
         if self._style == "agentgym":
             return _TRIAL.format(goal=problem.goal), AgentGymErrand(problem, self.domain)
