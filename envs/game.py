@@ -210,10 +210,14 @@ class GameEnvironment(TurnEnvironment[Advised]):
         game = self._current()
         return self._expert(lambda observation: game.advise())
 
-    def introduce(self, rules: str, state: str) -> str:
-        """Return a first observation: the rules, the commands, how to reply, and the state of the game."""
+    def introduce(self, rules: str, state: str, brief: str = "") -> str:
+        """Return a first observation: the rules, the commands, how to reply, and the state of the game.
+
+        The compact style has `brief` for the rules.
+        """
         if self._style == "agentgym":
             return state
+        rules = brief if self._style == "compact" else rules
         return "\n".join(filter(None, (rules, self.manual(), state)))
 
     def manual(self) -> str:

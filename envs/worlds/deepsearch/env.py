@@ -175,13 +175,10 @@ class DeepSearch(GameEnvironment[Inquiry]):
             return _AGENTGYM_PROMPT.format(question=question.text), AgentGymInquiry(
                 question, index, *self._show, self._single_answer
             )
-        explains = self._style != "compact"
-        rules = "Answer a question. No single page may hold what you need." if explains else ""
-        again = (
-            "You may answer again after a wrong answer.\n"
-            if explains and not self._single_answer
-            else ""
-        )
+        rules = "Answer a question. No single page may hold what you need."
+        again = ""
+        if self._style == "full" and not self._single_answer:
+            again = "You may answer again after a wrong answer.\n"
         text = self.introduce(rules, f"{again}Question: {question.text}")
         return text, Inquiry(question, index, *self._show, self._single_answer)
 

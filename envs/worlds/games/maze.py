@@ -203,11 +203,7 @@ class MazeWalk(GameEnvironment[Walk]):
     def begin(self, task_id: str) -> tuple[str, Walk]:
         """Return where the agent stands."""
         walk = (AgentGymWalk if self._style == "agentgym" else Walk)(*self._laid_out(task_id))
-        rules = (
-            f"Walk through a maze to the goal, in {STEPS} steps at most."
-            if self._style == "full"
-            else ""
-        )
+        rules = f"Walk through a maze to the goal, in {STEPS} steps at most."
         return self.introduce(rules, walk.look()), walk
 
     def _laid_out(self, task_id: str) -> tuple[Maze, Cell, Cell]:

@@ -195,8 +195,7 @@ class Wordle(GameEnvironment[Guessing]):
             number = self.find(_tasks_by_word(), task_id)
             return "Let's start Wordle!", AgentGymGuessing(number, self._words)
         word = self.find(_words_by_task(self._file), task_id)
-        rules = _SHORT_RULES if self._style == "compact" else _RULES
-        return self.introduce(rules, ""), Guessing(word, self._words)
+        return self.introduce(_RULES, "", _SHORT_RULES), Guessing(word, self._words)
 
 
 @cache

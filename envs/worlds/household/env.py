@@ -224,11 +224,7 @@ class Household(GameEnvironment[Chore]):
         """Return what the agent sees from the middle of the room."""
         category = self.find(_categories(), task_id)
         chore = Chore(category, random_for(task_id), lists_choices=self._style == "agentgym")
-        rules = (
-            "You do a chore in a room. Places may have to be opened."
-            if self._style == "full"
-            else ""
-        )
+        rules = "You do a chore in a room. Places may have to be opened."
         look, wish = ("You see", "Your task") if self._style != "agentgym" else _ALFWORLD
         seen = f"You are in the middle of a room. {look} {list_names(list(chore.house.places))}."
         return self.introduce(rules, f"{seen}\n{wish}: {chore.wish}.{chore.choices()}"), chore

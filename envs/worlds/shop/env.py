@@ -191,11 +191,7 @@ class Shop(GameEnvironment[Visit]):
         """Return the search page with the wish."""
         wish = self.find(_wishes(), task_id)
         visit = Visit(wish, load_shelves(), ON_A_PAGE[self._style])
-        rules = (
-            "Find what the customer wishes, choose its options and buy it."
-            if self._style == "full"
-            else ""
-        )
+        rules = "Find what the customer wishes, choose its options and buy it."
         return self.introduce(rules, visit.page()), visit
 
 

@@ -93,11 +93,7 @@ class Sql(GameEnvironment[Answering]):
             + (f"\n{format_table(problem.rows[table][:3])}" if full else "")
             for table, columns in problem.tables.items()
         )
-        rules = (
-            f"Answer a question about a sqlite database. Attempts: {self._attempts}."
-            if full
-            else ""
-        )
+        rules = f"Answer a question about a sqlite database. Attempts: {self._attempts}."
         text = self.introduce(rules, f"Tables:\n{schema}\nQuestion: {problem.question}")
         return text, Answering(problem, database, self._attempts)
 

@@ -159,7 +159,7 @@ class ToolEnvironment(GameEnvironment[Errand]):
         problem = self.domain.make(task.category, random_for(task_id))
         if self._style == "agentgym":
             return _TRIAL.format(goal=problem.goal), AgentGymErrand(problem, self.domain)
-        rules = "Reach a goal with tools; call one a turn." if self._style == "full" else ""
+        rules = "Reach a goal with tools; call one a turn."
         return self.introduce(rules, f"Goal: {problem.goal}"), Errand(problem, self.domain)
 
 
