@@ -89,6 +89,7 @@ def test_an_environment_keeps_its_contract(env_id: str, name: str) -> None:
         "movie",
         "shop",
         "sql",
+        "textarena",
         "textcraft",
         "todo",
         "weather",
