@@ -64,6 +64,13 @@ def test_the_accounts_balance_and_say_when_they_do_not(files: Files) -> None:
     assert ticket_accounts(replace(files, ledger=[*files.ledger, files.ledger[-1]]))["open"] == -6
 
 
+def test_plays_of_test_tasks_are_told(config: RunConfig, files: Files) -> None:
+    played = RunView("small", config, files=replace(files, tests=[{"split": "test"}]))
+    told = "The split test was played 1 time. A choice by it flatters its numbers."
+    assert told in facts(played, config)["notices"]
+    assert told not in facts(RunView("small", config, files=files), config)["notices"]
+
+
 def test_decisions_name_the_step_that_they_began_with(config: RunConfig, files: Files) -> None:
     made = decisions(config, files)
     assert [

@@ -179,8 +179,13 @@ def test_the_runs_of_another_machine_are_reported_beside_its_own(
     for config in older["configs"].values():
         for env in config["envs"]:
             del env["step_timeout_s"]
+    # And before there was a split `validation`: it evaluated on test tasks.
+    for outcome, measured in zip(older["runs"], ("evaluations", "training episodes"), strict=True):
+        assert outcome.pop("split") == "train"
+        outcome["measured"] = measured
     elsewhere.write_text(json.dumps(older))
     assert carry_out(place, earlier=[elsewhere], report_only=True) == 0
+    assert json.loads((place / "out" / "results.json").read_text())["split"] == "test and train"
     with pytest.raises(
         ConfigError, match=r"low-seed0 was run with another envs.0.weight \(1.0, now 2.0\)"
     ):
