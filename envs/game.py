@@ -185,9 +185,9 @@ class GameEnvironment(TurnEnvironment[Advised]):
     ) -> None:
         super().__init__(format, max_observation_chars)
         self._style: Style = style
-        self._prepared = False
+        self._ready = False
 
-    def prepare(self) -> None:
+    def load(self) -> None:
         """Load or build what takes more than a few milliseconds. Called once per instance, in a thread."""
 
     @abstractmethod
@@ -195,10 +195,10 @@ class GameEnvironment(TurnEnvironment[Advised]):
         """Return the first observation and the game. Raises ConfigError for a task that does not exist."""
 
     async def start(self, task_id: str) -> tuple[str, Advised]:
-        """Begin a game, once all is prepared."""
-        if not self._prepared:
-            await asyncio.to_thread(self.prepare)
-            self._prepared = True
+        """Begin a game, once all is loaded."""
+        if not self._ready:
+            await asyncio.to_thread(self.load)
+            self._ready = True
         return self.begin(task_id)
 
     async def follow(self, game: Advised, action: str) -> Step:

@@ -125,6 +125,11 @@ def test_a_failure_within_a_library_names_the_line_that_called_it(install: Insta
         registry.load("broken")
 
 
+@pytest.mark.parametrize("env_id", ["maze", "shop", "textcraft", "mcp"])
+def test_what_prepares_nothing_ahead_of_need_has_nothing_left_to_prepare(env_id: str) -> None:
+    assert registry.preparation(env_id)() is False
+
+
 def test_what_is_no_task_is_not_listed_as_one(install: Install) -> None:
     install("numbers", f"{WORLDS}\nWorld.tasks = lambda: range(3)\n")
     with pytest.raises(

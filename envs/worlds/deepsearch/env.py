@@ -163,7 +163,7 @@ class DeepSearch(GameEnvironment[Inquiry]):
         """Return one task for each of our 4,200 questions, or for each question of the file."""
         return [question.spec for question in load_questions(questions).by_id.values()]
 
-    def prepare(self) -> None:
+    def load(self) -> None:
         """Build the index and the questions, once per process."""
         self._loaded = load(self._corpus, self._questions, self._style)
 

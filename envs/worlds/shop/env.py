@@ -182,7 +182,7 @@ class Shop(GameEnvironment[Visit]):
         """Return the 4,130 wishes."""
         return _tasks()
 
-    def prepare(self) -> None:
+    def load(self) -> None:
         """Build the index and list the tasks, once in a program."""
         load_shelves()
         _wishes()

@@ -79,7 +79,7 @@ class Sql(GameEnvironment[Answering]):
         """Return the 10,962 tasks."""
         return list_tasks()
 
-    def prepare(self) -> None:
+    def load(self) -> None:
         """List the tasks, once in a program."""
         _by_id()
 
