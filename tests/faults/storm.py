@@ -36,9 +36,9 @@ LOG_ROOM_BYTES = 8 << 10
 AILS_S = 60.0
 LEADER_S = 15.0
 FENCED_S = 120.0
-FENCED_CODE = 2
 UNREACHED_CODE = 1
-"""Of a role that found no broker, or no streams, in its time."""
+"""The exit code of a role that found no broker, or no streams, in its time."""
+FENCED_CODE = 2
 """The exit code of a learner that another one has replaced. Nobody should start it again, but a chaos run does."""
 
 
