@@ -1,6 +1,7 @@
 """The run's state: four keys, each with one writer. Everyone may watch them."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from horizonrl.broker.api import Key, Transport
@@ -22,9 +23,9 @@ RECORDS: dict[Key, type[StateRecord]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class StateStore:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    transport: Transport
 
     async def put(self, key: Key, record: StateRecord, after: int | None = None) -> int:
         """Set a key and return its revision. With `after`, raise StateConflict if the key has another revision by now.
@@ -35,14 +36,14 @@ class StateStore:
             raise TypeError(
                 f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}"
             )
-        return await self._transport.put(key, encode(record), after)
+        return await self.transport.put(key, encode(record), after)
 
     async def get(self, key: Key) -> StateRecord | None:
         """Return a key's record, or None if it has none; bytes that are no record are logged and count as none.
 
         Raises UnknownSchema for a record of another schema.
         """
-        data = await self._transport.get(key)
+        data = await self.transport.get(key)
         return None if data is None else _decode(key, data)
 
     async def until_end(self, follows: type[R], total_steps: int) -> AsyncIterator[R]:
@@ -69,7 +70,7 @@ class StateStore:
 
     async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
         """Yield a key's present record, then each later one. Intermediate records may be skipped."""
-        async for data in self._transport.watch(key):
+        async for data in self.transport.watch(key):
             if (record := _decode(key, data)) is not None:
                 yield record
 

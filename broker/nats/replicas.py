@@ -8,9 +8,8 @@ import asyncio
 
 from nats.js import JetStreamContext
 
-from horizonrl.broker.api import Stream
+from horizonrl.broker.nats.access import names
 from horizonrl.broker.nats.connection import Connection
-from horizonrl.broker.nats.streams import bucket_name, stream_name
 from horizonrl.common.logs import get_logger
 
 log = get_logger()
@@ -24,7 +23,7 @@ async def until_replicated(connection: Connection, run: str) -> None:
     js = connection.client.jetstream()
     loop = asyncio.get_running_loop()
     logged_at = loop.time()
-    for name in [*(stream_name(run, stream) for stream in Stream), f"KV_{bucket_name(run)}"]:
+    for name in names(run):
         while behind := await _behind(connection, js, name):
             if loop.time() - logged_at > TELL_EVERY_S:
                 logged_at = loop.time()

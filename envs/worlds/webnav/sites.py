@@ -1,6 +1,7 @@
 """What all sites share, and the web that they form together."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -12,14 +13,13 @@ Body = tuple[str, Sequence[Element]]
 """A title, and what stands below the navigation."""
 
 
+@dataclass
 class Site:
     """One server over the world. Its first page is its navigation, which the full style repeats on every page."""
 
     host: ClassVar[str]
     title: ClassVar[str]
-
-    def __init__(self, world: World) -> None:
-        self.world = world
+    world: World
 
     def nav(self) -> Sequence[Element]:
         """Return the links and fields of the first page."""
