@@ -1,6 +1,6 @@
 """The broker's seam: what HorizonRL needs of a message system, and nothing more.
 
-`nats/` provides it on NATS JetStream, `tests/broker/memory.py` inside the process of a test. `connect.py` chooses by
+`nats/` provides it on NATS JetStream, `broker/memory.py` inside the process of a test. `connect.py` chooses by
 the scheme of `broker.url`. One contract suite (`tests/contracts/`) runs against every transport. Tickets, groups,
 weights and state are written once, above this seam, and know none of them.
 

@@ -2,7 +2,7 @@
 
 This is the only door to a broker for actors, learner and ops. To add a transport, write a module with a function
 `connect(run, broker, role, existing)` that returns a `Transport`, and list its scheme below. The contract suite runs
-every scheme; that of the tests is in their own process (`tests/broker/memory.py`).
+every scheme.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +21,7 @@ TRANSPORTS = {
     "tls": "horizonrl.broker.nats.connect:connect",
     "ws": "horizonrl.broker.nats.connect:connect",
     "wss": "horizonrl.broker.nats.connect:connect",
+    "memory": "horizonrl.broker.memory:connect",
 }
 """By scheme, the function that connects, as `module:function`. A module is imported when its scheme is used: the NATS
 client takes half a second, which `horizonrl --help` should not."""

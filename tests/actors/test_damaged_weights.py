@@ -14,6 +14,7 @@ from horizonrl.actors.policy import ChangedWords
 from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Key, Role, Stream, Transport
 from horizonrl.broker.connect import connected
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.chain import CHANGES
@@ -23,7 +24,6 @@ from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.loop import weights as learner_weights
 from horizonrl.learner.loop.weights import REPAIR_S
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.weights import RandomLearner
 
 PATIENCE_S = 120.0

@@ -15,9 +15,9 @@ from horizonrl.actors.policy import ChangedWords
 from horizonrl.actors.weights import host_copy
 from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.actors.weights.words import POSITIONS
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights.layout import read_layout
 from horizonrl.common.types import PolicyVersion
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.weights import AdapterLearner, RandomLearner, rounded
 
 SHARE = 0.01

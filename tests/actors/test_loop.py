@@ -14,6 +14,7 @@ from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Key, Stored, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import Entry, GroupLog
+from horizonrl.broker.memory import MemoryDelivery, MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead, RecordTooLarge
@@ -21,7 +22,6 @@ from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, Task, Ticket, Void
 from horizonrl.envs.api import Step
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
-from tests.broker.memory import MemoryDelivery, MemoryServer, MemoryTransport
 
 CHAT = make_chat()
 

@@ -12,6 +12,7 @@ import pytest
 from horizonrl.actors.main import run_actor
 from horizonrl.broker.agreement import wait_for_agreement
 from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
@@ -21,7 +22,6 @@ from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.main import build_controller
 from horizonrl.ops.evaluation.subjects import SubjectRequest, ticket_subject
 from horizonrl.ops.models.tiny_model import VOCABULARY
-from tests.broker.memory import MemoryServer, MemoryTransport
 
 PLAY = """
 import asyncio, json, sys

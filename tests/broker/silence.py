@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from horizonrl.broker.api import Message, Stream
-from tests.broker.memory import MemoryReader, MemoryServer, MemoryTransport
+from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 
 
 @dataclass

@@ -7,12 +7,12 @@ import pytest
 
 from horizonrl.broker.agreement import differences, stays_agreed, wait_for_agreement
 from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.state import RunSettings
-from tests.broker.memory import MemoryServer, MemoryTransport
 
 SEALED = TicketSigner("run", b"k" * 32).fingerprint
 

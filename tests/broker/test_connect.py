@@ -10,9 +10,9 @@ import pytest
 
 from horizonrl.broker.api import Role, Stream
 from horizonrl.broker.connect import TRANSPORTS, connect, connected
+from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
-from tests.broker.memory import MemoryTransport
 
 
 def test_a_recipe_without_a_url_is_a_mistake() -> None:
@@ -62,7 +62,7 @@ def test_programs_of_one_process_meet_on_a_broker_in_memory() -> None:
 
 
 def test_another_transport_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRANSPORTS, "pigeon", "tests.broker.memory:connect")
+    monkeypatch.setitem(TRANSPORTS, "pigeon", "horizonrl.broker.memory:connect")
     assert asyncio.run(connect("r", BrokerSection(url="pigeon://post"))).run == "r"
 
 
@@ -75,7 +75,6 @@ import horizonrl.broker.connect
 for file in Path(horizonrl.broker.connect.__file__).parent.glob("*.py"):
     importlib.import_module(f"horizonrl.broker.{file.stem}")
 from horizonrl.common.config.schema import BrokerSection
-import tests.broker.memory
 asyncio.run(horizonrl.broker.connect.connect("r", BrokerSection(url="memory://here")))
 print(sorted({"nats", "nkeys"} & set(sys.modules)))
 """

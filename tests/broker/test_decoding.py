@@ -7,8 +7,8 @@ import pytest
 
 from horizonrl.broker import groups
 from horizonrl.broker.groups import DeadLetter, GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.types import Group, Void
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.records import make_group, make_ticket
 
 

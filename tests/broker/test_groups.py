@@ -9,12 +9,12 @@ import pytest
 from horizonrl.broker.api import Key, Stored, Stream, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import CHAIN, REPEAT, DeadLetter, Entry, GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.scan import scan
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import BrokerUnreachable, LogGap
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Group, Kind, Turn, VersionSpan, Void
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
 from tests.records import make_group, make_ticket

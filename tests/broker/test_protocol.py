@@ -16,6 +16,7 @@ from horizonrl.actors import loop
 from horizonrl.broker import codec, groups
 from horizonrl.broker import dead_letters as dead
 from horizonrl.broker.api import Key, Message, Stream
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.nats import connection, streams
 from horizonrl.broker.nats import transport as nats_transport
 from horizonrl.broker.scan import scan
@@ -23,7 +24,6 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights import chain, frames
 from horizonrl.common import state, types
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion, Record, StopReason
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.records import make_group, make_ticket
 
 PROTOCOL = (Path(inspect.getfile(codec)).resolve().parent / "PROTOCOL.md").read_text()

@@ -6,9 +6,9 @@ from contextlib import aclosing
 import pytest
 
 from horizonrl.broker.api import Stream, Transport
+from horizonrl.broker.memory import MemoryServer
 from horizonrl.broker.scan import SILENCE_S, scan
 from horizonrl.common.errors import BrokerUnreachable
-from tests.broker.memory import MemoryServer
 from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.broker.api import Stream
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.standing import StandingTickets, open_tickets
 from horizonrl.broker.tickets import ISSUED_AT_ONCE, TicketQueue
 from horizonrl.common.state import Progress
 from horizonrl.common.types import MAX_SPANS, Kind, PolicyVersion
 from horizonrl.learner.intake.accounts import TicketNumbers
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.brokers import Broker
 from tests.records import make_ticket
 

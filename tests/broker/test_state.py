@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import StateConflict, UnknownSchema
 from horizonrl.common.state import (
@@ -15,7 +16,6 @@ from horizonrl.common.state import (
     WeightsManifest,
 )
 from horizonrl.common.types import Kind, Phase, PolicyVersion
-from tests.broker.memory import MemoryTransport
 from tests.brokers import Broker
 
 RECORDS = {

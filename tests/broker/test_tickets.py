@@ -4,12 +4,12 @@ import pytest
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
+from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 from horizonrl.broker.standing import StandingTickets
 from horizonrl.broker.tickets import LATEST, REISSUED, Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
-from tests.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
 from tests.records import make_ticket

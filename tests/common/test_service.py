@@ -14,9 +14,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, NothingToLearn
 from horizonrl.common.service import Service, run_role, until_stopped
-from tests.broker.memory import MemoryServer, MemoryTransport
 
 
 async def read(port: int, path: str) -> tuple[int, str]:

@@ -11,10 +11,10 @@ import pytest
 
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind, StopReason, Task, Void
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.faults.damage import flip
 from tests.faults.verdict import Evidence, gather, judge
 from tests.records import make_group

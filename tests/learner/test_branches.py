@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryTransport
 from tests.learner import world as world_module
 from tests.learner.branching import branching_episode
 from tests.learner.world import InlineExecutor, World

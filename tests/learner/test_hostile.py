@@ -19,6 +19,7 @@ import zstandard
 from horizonrl.broker.api import Message, Stream
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import DIGEST, FIRST, JOINED, PARTS
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, PolicyVersion, Ticket, Turn, Void
@@ -26,7 +27,6 @@ from horizonrl.learner.engine.api import Engine
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.main import build_loop, open_ports
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.world import IDENTITY, RULES, HashEngine, InlineExecutor, World, played
 from tests.records import make_ticket
 

@@ -9,6 +9,7 @@ import pytest
 from horizonrl.broker.api import Stream
 from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import Entry, GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import CheckpointMismatch, LogGap, RunFailed
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
@@ -17,7 +18,6 @@ from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.brokers import Broker, broker
 from tests.learner.world import EVALUATING, HashEngine, InlineExecutor, MortalTransport, World
 from tests.records import make_group

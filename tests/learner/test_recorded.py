@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.types import Kind
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.evaluation import Rounds
 from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.world import EVAL_TASKS, EVALUATING, HashEngine, InlineExecutor, World
 
 RECORDED = Path(__file__).with_name("recorded")

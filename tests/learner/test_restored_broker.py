@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from horizonrl.broker.api import Key, Stream
+from horizonrl.broker.memory import MemoryRun
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import LogGap, RunFailed, StateConflict
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
-from tests.broker.memory import MemoryRun
 from tests.learner.test_power_cut import check_ends, replay_of
 from tests.learner.world import EVALUATING, InlineExecutor, MortalTransport, World
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from horizonrl.broker.api import Key
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.broker.weights.frames import digest_file
@@ -44,7 +45,6 @@ from horizonrl.learner.main import build_loop, open_ports
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from horizonrl.actors.engines import vllm_arguments
 from horizonrl.actors.engines.vllm import VllmPolicy
 from horizonrl.actors.policy import ChangedWords, InferenceSettings
 from horizonrl.actors.weights.follower import WeightsFollower
-from tests.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights.layout import read_layout
 from horizonrl.common.errors import EngineDead, WeightsRejected
 from horizonrl.common.types import PolicyVersion

@@ -14,12 +14,12 @@ from horizonrl.actors.policy import ChangedWords
 from horizonrl.actors.weights import follower as weights_module
 from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Key, Stream, Transport
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import digest_file, publish_frame
 from horizonrl.common.errors import ConfigError, WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from tests.broker.memory import MemoryServer, MemoryTransport
 
 
 class RecordingPolicy(ScriptedPolicy):

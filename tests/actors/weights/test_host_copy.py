@@ -24,6 +24,7 @@ from horizonrl.actors.weights.host_copy import (
 )
 from horizonrl.actors.weights.words import compare
 from horizonrl.broker.api import Stream
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights import chain, frames
 from horizonrl.broker.weights.chain import CHANGES
 from horizonrl.broker.weights.frames import digest_file
@@ -31,7 +32,6 @@ from horizonrl.common.errors import BrokerError, WeightsRejected
 from horizonrl.common.state import SentFile
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.loop import weights as learner_weights
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.weights import RandomLearner, ShadowHost
 
 

@@ -11,12 +11,12 @@ from horizonrl.actors.weights import host_copy as shadow_module
 from horizonrl.actors.weights.host_copy import READING
 from horizonrl.actors.weights.lora_copy import FROZEN, MERGED
 from horizonrl.broker.api import Key, Stream
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import chain, frames
 from horizonrl.common.errors import BrokerError, WeightsDamaged, WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.learner.loop import weights as learner_weights
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.weights import AdapterLearner, RandomLearner, ShadowHost
 
 

@@ -7,12 +7,12 @@ from nats.js import api
 from structlog.testing import capture_logs
 
 from horizonrl.broker.api import Key, QueueState, Stream
+from horizonrl.broker.memory import parse_stream
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.streams import ACTORS, STREAMS, bucket_name, stream_name, stream_spec
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import ConfigError
-from tests.broker.memory import parse_stream
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import asyncio
 
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights.chain import BASE, BYTES, CHANGES, DIGEST, read_changes
 from horizonrl.broker.weights.frames import OFFSET, POLICY
 from horizonrl.common.state import SentFile
 from horizonrl.common.types import PolicyVersion
-from tests.broker.memory import MemoryServer, MemoryTransport
 
 
 def test_no_version_beyond_the_one_asked_for_is_read() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.api import Stream
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights import frames
 from horizonrl.broker.weights.frames import (
     digest_file,
@@ -17,7 +18,6 @@ from horizonrl.broker.weights.frames import (
 from horizonrl.common.errors import BrokerUnreachable, LogGap, WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.brokers import Broker
 
 FRAME_BYTES = 20_000_003

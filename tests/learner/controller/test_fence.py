@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
@@ -14,7 +15,6 @@ from horizonrl.common.service import _leaves
 from horizonrl.common.types import Kind
 from horizonrl.learner.controller.fence import ControllerFence
 from horizonrl.learner.controller.main import build_controller
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.controller.test_loop import (
     CONFIG,
     SETTINGS,

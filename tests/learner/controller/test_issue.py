@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import ISSUED_AT_ONCE, TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Kind
 from horizonrl.learner.controller.main import build_controller
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.controller.test_loop import SETTINGS, SOURCES, controller_on, issued_after, rl
 from tests.learner.world import MortalTransport
 

@@ -8,6 +8,7 @@ import pytest
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
@@ -17,7 +18,6 @@ from horizonrl.common.types import Kind, Phase, PolicyVersion, Task, Ticket
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.controller.main import build_controller
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.world import MortalTransport
 from tests.records import make_group, make_ticket
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.state import (
@@ -33,7 +34,6 @@ from horizonrl.learner.controller.curriculum import (
 from horizonrl.learner.controller.yields import Yields
 from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner import world
 from tests.learner.world import World
 from tests.records import make_episode, make_ticket, make_turn

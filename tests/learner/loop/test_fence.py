@@ -10,6 +10,7 @@ import pytest
 
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointMismatch, Fenced, HorizonError, StateConflict
 from horizonrl.common.service import _leaves
@@ -18,7 +19,6 @@ from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.world import InlineExecutor, MortalTransport, World
 from tests.records import make_group
 

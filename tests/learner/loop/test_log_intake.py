@@ -12,6 +12,7 @@ from structlog.testing import CapturingLogger
 from horizonrl.broker.api import Key
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import Entry, GroupLog, LogReader
+from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import NoGroups, NothingToLearn
@@ -21,7 +22,6 @@ from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.loop.breaker import GIVE_UP_AFTER, VOID_IN_A_ROW, Breaker
 from horizonrl.learner.loop.log_intake import LogIntake
 from horizonrl.learner.loop.log_space import LogSpace
-from tests.broker.memory import MemoryTransport
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_group, make_ticket
 

@@ -8,9 +8,9 @@ from structlog.testing import CapturingLogger
 
 from horizonrl.broker.api import Stream
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import ConfigError, LogFull
 from horizonrl.learner.records.checkpoint import CheckpointStore
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.world import World
 from tests.records import make_group
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from horizonrl.broker.memory import MemoryServer
 from horizonrl.common.run_dir import METRICS
 from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.algorithm.batch import Batch, Trace
@@ -20,7 +21,6 @@ from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.learner.records.best import Best
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryServer
 from tests.learner import world as world_module
 from tests.learner.world import EVALUATING, HashEngine, World, played
 

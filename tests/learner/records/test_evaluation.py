@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.broker.groups import DeadLetter, Entry
+from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.metrics import Metrics
@@ -28,7 +29,6 @@ from horizonrl.learner.records.evaluation import (
     mirror_evaluation,
     plan_digest,
 )
-from tests.broker.memory import MemoryTransport
 from tests.records import make_group, make_ticket
 
 CONFIG = RunConfig.load(

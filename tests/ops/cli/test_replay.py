@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.learner.engine.backends.hash import HashEngine
@@ -14,7 +15,6 @@ from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.cli.replay import ReplayRequest, _ranks, divide, may_differ, reasons_to_differ
 from horizonrl.ops.rundir.directory import write_config
 from horizonrl.ops.rundir.lines import read_lines
-from tests.broker.memory import MemoryTransport
 from tests.learner.world import InlineExecutor, World
 
 

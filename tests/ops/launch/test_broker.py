@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.nats import cluster, server
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common import restarts
 from horizonrl.common.errors import RunFailed
 from horizonrl.ops.launch.broker import restart_broker
 from horizonrl.ops.launch.supervision import RunProgress
-from tests.broker.memory import MemoryServer, MemoryTransport
 
 STUB = """#!/bin/sh
 place=$(dirname $2)

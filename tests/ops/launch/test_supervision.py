@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common import restarts
 from horizonrl.common.errors import PartGaveUp
@@ -12,7 +13,6 @@ from horizonrl.common.restarts import Restarts
 from horizonrl.common.state import Outcomes, Progress
 from horizonrl.common.types import Kind
 from horizonrl.ops.launch.supervision import RunProgress, keep_running
-from tests.broker.memory import MemoryServer, MemoryTransport
 
 
 async def report(run: RunProgress, progress: Progress) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from horizonrl.broker.api import Extent, Key, QueueState, Transport
 from horizonrl.broker.connect import connect
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
@@ -31,7 +32,6 @@ from horizonrl.ops.rundir.directory import only_train, read_config, write_config
 from horizonrl.ops.rundir.files import Files
 from horizonrl.ops.rundir.lines import GrowingLines, read_lines
 from horizonrl.ops.rundir.view import RunView
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.ops.report.runs import Scale, run_config, write_run
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
 from tests.records import make_group, make_ticket

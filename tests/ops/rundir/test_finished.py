@@ -7,6 +7,7 @@ import pytest
 
 from horizonrl.broker.api import Key, Role
 from horizonrl.broker.connect import connected
+from horizonrl.broker.memory import SERVERS
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable
@@ -16,7 +17,6 @@ from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.launch.roles import is_over
 from horizonrl.ops.rundir.finished import finished_step, how_to_go_on
-from tests.broker.memory import SERVERS
 
 ROLES = (Role.CONTROLLER, Role.LEARNER, Role.ACTOR)
 

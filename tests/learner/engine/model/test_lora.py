@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.adapters import ALPHA, merge_adapters
 from horizonrl.common.config.objective import Objective, ReferenceSection
@@ -28,7 +29,6 @@ from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.ops.models.tiny_model import make_tiny_model
-from tests.broker.memory import MemoryServer, MemoryTransport
 from tests.learner.ranks_program import run_program
 from tests.learner.sections import make_advantage
 from tests.learner.traces import demonstrations, make_batch, make_groups

@@ -26,11 +26,8 @@ from horizonrl.broker.api import (
     check_gap,
     dead_bytes,
 )
-from horizonrl.broker.connect import TRANSPORTS
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LeaseLost, RecordTooLarge, RunUnknown, StateConflict
-
-TRANSPORTS["memory"] = f"{__name__}:connect"
 
 SERVERS: dict[str, "MemoryServer"] = {}
 """The brokers of this process, by the host of their url."""
