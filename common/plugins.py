@@ -74,6 +74,8 @@ def attributed(subject: str, trouble: str, module: str) -> Iterator[None]:
             raise
         raise ConfigError(describe(error, subject, trouble, raised_at(error, module))) from error
     except Exception as error:  # the boundary: the package may be anybody's
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; the learner tries once more
+            raise
         raise ConfigError(describe(error, subject, trouble, raised_at(error, module))) from error
 
 

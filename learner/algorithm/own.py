@@ -19,7 +19,7 @@ from horizonrl.common.config.objective import (
     OwnLoss,
     OwnReward,
 )
-from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.plugins import attributed, definition, load_function
 from horizonrl.common.types import Episode
 
@@ -48,12 +48,19 @@ def _load(section: type, path: str) -> Callable[..., Any]:
     return load_function(key, path, *parameters)
 
 
+def _call(settings: OwnReward | OwnAdvantage | OwnLoss | OwnCorrection, *arguments: Any) -> Any:
+    """Call the function that a section names. Raises ConfigError, with file and line, for whatever it raises."""
+    key, module = PARAMETERS[type(settings)][0], settings.kind.partition(":")[0]
+    with attributed(f"{key} = {settings.kind!r}", "fails", module):
+        return _load(type(settings), settings.kind)(*arguments, settings.options)
+
+
 def own_rewards(episode: Episode, settings: OwnReward) -> list[float]:
     """Return the reward of each turn: `function(episode, options)`."""
     function = _load(OwnReward, settings.kind)
-    rewards = [float(reward) for reward in function(episode, settings.options)]
+    rewards = [float(reward) for reward in _call(settings, episode)]
     if len(rewards) != len(episode.turns) or not all(map(math.isfinite, rewards)):
-        raise RunFailed(
+        raise ConfigError(
             f"reward.kind {settings.kind} returned {rewards!r:.200} for an episode of {len(episode.turns)} turns: "
             f"return a finite number for each turn ({definition(function)})"
         )
@@ -65,9 +72,9 @@ def own_comparison(settings: OwnAdvantage) -> Callable[[NDArray[np.float64]], ND
     function = _load(OwnAdvantage, settings.kind)
 
     def compare(returns_M: NDArray[np.float64]) -> NDArray[np.float64]:
-        compared_M = np.asarray(function(returns_M, settings.options), np.float64)
+        compared_M = np.asarray(_call(settings, returns_M), np.float64)
         if compared_M.shape != returns_M.shape or not np.isfinite(compared_M).all():
-            raise RunFailed(
+            raise ConfigError(
                 f"advantage.kind {settings.kind} returned {compared_M!r:.200} for the returns {returns_M!r:.200}: "
                 f"return a finite number for each of them ({definition(function)})"
             )
@@ -79,7 +86,7 @@ def own_comparison(settings: OwnAdvantage) -> Callable[[NDArray[np.float64]], ND
 def own_weights(log_ratio_N: "Tensor", episodes_N: "Tensor", settings: OwnCorrection) -> "Tensor":
     """Return the weight of each token: `function(log_ratio_N, episodes_N, options)`."""
     function = _load(OwnCorrection, settings.kind)
-    weights_N = function(log_ratio_N, episodes_N, settings.options)
+    weights_N = _call(settings, log_ratio_N, episodes_N)
     _require_tokens(f"correction.kind {settings.kind}", weights_N, log_ratio_N, function)
     return weights_N  # type: ignore[no-any-return]
 
@@ -92,7 +99,7 @@ def own_loss(
     `inputs` are `loss.LossInputs`.
     """
     function = _load(OwnLoss, settings.kind)
-    returned = function(logprobs_N, inputs, settings.options)
+    returned = _call(settings, logprobs_N, inputs)
     loss_N, numbers = returned if isinstance(returned, tuple) else (returned, {})
     _require_tokens(f"loss.kind {settings.kind}", loss_N, logprobs_N, function)
     for name, number_N in numbers.items():
@@ -107,9 +114,9 @@ def _require_tokens(
 ) -> None:
     shape = getattr(value_N, "shape", None)
     if shape != like_N.shape or not value_N.isfinite().all():
-        is_not = "not finite" if shape == like_N.shape else f"{value_N!r:.100}"
-        raise RunFailed(
-            f"{subject} returned what is {is_not}: return a finite tensor with a number for each of the "
+        finite = "a tensor that is not finite" if shape == like_N.shape else f"{value_N!r:.100}"
+        raise ConfigError(
+            f"{subject} returned {finite}: return a finite tensor with a number for each of the "
             f"{len(like_N)} tokens ({definition(function)})"
         )
 
@@ -119,15 +126,9 @@ def number_names(
 ) -> tuple[str, ...]:
     """Return the names of the numbers that the loss of another package measures, by calling it with two tokens.
 
-    Raises ConfigError for whatever it raises there.
+    Raises ConfigError, as in training, for whatever it raises.
     """
     loss = objective.loss
     if not isinstance(loss, OwnLoss):
         return ()
-    with attributed(
-        f"loss.kind = {loss.kind!r}", "fails with two tokens", loss.kind.partition(":")[0]
-    ):
-        try:
-            return tuple(own_loss(*probe(), loss)[1])
-        except RunFailed as error:
-            raise ConfigError(str(error)) from None
+    return tuple(own_loss(*probe(), loss)[1])

@@ -7,6 +7,7 @@ any group can be trained on.
 
 import time
 
+from horizonrl.broker.api import Stream
 from horizonrl.broker.groups import DeadLetter, Entry, LogReader
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Group, Kind, Void
@@ -43,6 +44,8 @@ class LogIntake:
         self._patience_s = patience_s
         """Time without an entry after which nobody plays the tickets any more (`learner.step_timeout_s`)."""
         self._breaker = Breaker(state, patience_s)
+        self._earlier: int | None = None
+        """The last entry of the log when this learner began: how tickets ended before may have been mended since."""
         self.tickets_issued = 0
         """Tickets that had been issued when the last batch was full."""
         self._announced_at = -ANNOUNCE_S
@@ -57,6 +60,8 @@ class LogIntake:
         groups missing, when the log is short of space and a checkpoint now would free some.
         """
         state = self._state
+        if self._earlier is None:
+            self._earlier = (await self._ports.transport.extent(Stream.GROUPS)).last_sequence
         last_entry_at = time.monotonic()
         while missing := state.groups_missing:
             entry = await self._next(reader, min(LOOK_S, QUIET_S))
@@ -164,7 +169,7 @@ class LogIntake:
             self._ports.metrics.count("log_entries_refused_total", reason=entry.record.cause)
         elif collector.pending.repeats > repeats:
             self._ports.metrics.count("log_entries_refused_total", reason="repeat")
-        elif isinstance(entry.record, (Group, Void)):
+        elif isinstance(entry.record, (Group, Void)) and entry.sequence > (self._earlier or 0):
             self._breaker.notice(entry.record)
         if end is not None:
             await self._publication.recorder.record_evaluated(end)

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from horizonrl.common.config.objective import OwnLoss
+from horizonrl.common.config.objective import Objective, OwnLoss
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.errors import ConfigError
 from horizonrl.learner.algorithm.advantage import estimates
 from horizonrl.learner.algorithm.loss import policy_loss
 from horizonrl.learner.algorithm.own import number_names, require_functions
@@ -99,16 +100,16 @@ def test_a_correction_weighs_and_a_reward_replaces(package: Package) -> None:
         ),
         (
             "\ndef f(a, b, c): return a / 0 * 0",
-            r"returned what is not finite: .* 2 tokens \(.*\.py:2\)",
+            r"returned a tensor that is not finite: .* 2 tokens \(.*\.py:2\)",
         ),
         (
             "def f(a, b, c): return a[:1]",
-            r"returned what is tensor.*: return a finite tensor .*\(.*\.py:1\)",
+            r"returned tensor.*: return a finite tensor .*\(.*\.py:1\)",
         ),
         ("def f(a, b, c): return a, {'x': a.mean()}", r"number 'x', returned .*\(.*\.py:1\)"),
         (
             "def f(a, b, c):\n    return c['epsilon']",
-            r"fails with two tokens: KeyError: 'epsilon' \(.*\.py:2\)",
+            r"fails: KeyError: 'epsilon' \(.*\.py:2\)",
         ),
     ],
 )
@@ -126,8 +127,28 @@ def test_a_module_that_is_not_installed_is_named() -> None:
 def test_what_is_not_finite_in_training_ends_the_run(package: Package) -> None:
     name = package("def f(returns_M, options): return returns_M * float('nan')")
     objective = RunConfig.load([], [f"--advantage.kind={name}:f"]).objective
-    with pytest.raises(RunFailed, match=r"return a finite number for each of them \(.*\.py:1\)"):
+    with pytest.raises(ConfigError, match=r"return a finite number for each of them \(.*\.py:1\)"):
         estimates([trace([(1, float(reward))]) for reward in np.arange(2)], None, objective)
+
+
+FAILS = "def f(*args):\n    return args[0].nothing_at_all"
+
+
+@pytest.mark.parametrize(
+    ("key", "call"),
+    [
+        ("reward", lambda objective: shaped(make_episode(0, make_turn()), objective.reward)),
+        ("advantage", lambda objective: estimates([trace([(1, 0.5)])] * 2, None, objective)),
+        ("correction", lambda objective: policy_loss(*two_tokens(), objective)),
+    ],
+)
+def test_what_fails_in_training_is_named_with_its_line(
+    key: str, call: Callable[[Objective], Any], package: Package
+) -> None:
+    settings = [f"--{key}.kind={package(FAILS)}:f", "--loss.kind=reinforce"]
+    objective = RunConfig.load([], settings).objective
+    with pytest.raises(ConfigError, match=rf"{key}\.kind = .* fails: AttributeError: .*py:2\)"):
+        call(objective)
 
 
 def test_the_options_of_another_package_end_with_its_kind(tmp_path: Path) -> None:

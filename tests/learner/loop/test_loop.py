@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from horizonrl.broker.memory import MemoryServer
+from horizonrl.common.errors import NoGroups
 from horizonrl.common.run_dir import METRICS
 from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.algorithm.batch import Batch, Trace
@@ -220,6 +221,21 @@ def test_a_ticket_whose_group_the_broker_lost_is_issued_again_and_a_repeated_gro
     assert sum(reissued) > 0
     assert sum(line["repeats"] for line in world.ledger()) > 0
     assert sum(len(line["voids"]) for line in world.ledger()) > 0
+
+
+def test_a_run_that_gave_up_goes_on_once_its_environment_is_mended(tmp_path: Path) -> None:
+    """The tickets that ended without a group are still in its log."""
+
+    async def scenario() -> None:
+        broken = World(tmp_path, faults=1.0)
+        with pytest.raises(ExceptionGroup) as ended:
+            await broken.run()
+        assert ended.group_contains(NoGroups, match="the last 32 tickets")
+        mended = World(tmp_path, server=broken.server)
+        await mended.run()
+        assert mended.ledger()[-1]["step"] == mended.config.total_steps
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("role", ROLES)
