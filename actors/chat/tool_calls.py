@@ -5,6 +5,7 @@ the whole reply into text, because nobody may guess at what a policy meant.
 """
 
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ def parser_for(chat: ChatTemplate, name: str | None = None) -> ToolParser:
         return NoCalls()
     if chat.tools_problem:
         raise ConfigError(chat.tools_problem)
+    if sys.modules.get("torch", chat) is None:
+        raise ConfigError(
+            "an environment has tools and actor.engine is scripted, whose process imports no torch, which the parsers "
+            "of tool calls need: set actor.engine to vllm, or the environment's format to a written one"
+        )
     try:
         with warnings.catch_warnings(), uncollected(FINDER):
             warnings.simplefilter("ignore")  # vLLM's own, about torch

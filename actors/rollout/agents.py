@@ -58,7 +58,8 @@ class ExpertAgent:
         # Rejected, not cut: imitation would take the cut for the end of the turn.
         if len(output) > self.max_turn_tokens:
             raise EpisodeUnfit(
-                f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
+                f"a turn of the demonstration has {len(output)} tokens and rollout.max_turn_tokens is "
+                f"{self.max_turn_tokens}: raise it"
             )
         # Nobody sampled these tokens, but each needs a version: PROTOCOL.md says the ticket's own.
         span = VersionSpan(

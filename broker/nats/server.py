@@ -45,6 +45,8 @@ ROOM_BYTES = 64 << 20
 STANDALONE = "horizonrl"
 """The name of a server that belongs to no cluster. Those of a cluster begin with it: `connect` knows ours by it."""
 LOG_FILE = "nats-server.log"
+STARTING = "failed to be ready"
+"""Part of what a server says of its health before it takes connections."""
 WRITE_ERROR = "write error"
 
 # Port -1 takes a free one, which the server writes to `ports_file_dir`. The monitoring port has no password, and its
@@ -241,6 +243,8 @@ class EmbeddedServer:
                 if answer.status == HTTPStatus.OK:
                     return None
                 complaint = str((await answer.json())["error"])
+                if STARTING in complaint:
+                    return None
                 # A member of a cluster also complains while it elects a leader or copies a stream, which pass.
                 return complaint if self.name == STANDALONE or WRITE_ERROR in complaint else None
         except (aiohttp.ClientError, TimeoutError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.plugins import load_choice
+from horizonrl.common.plugins import definition, load_choice
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 
 BACKENDS: Mapping[str, str] = {
@@ -40,4 +40,10 @@ def make_engine(settings: EngineSettings) -> RankEngine:
     Raises ConfigError for an unknown name, MissingDependency if a package of the backend is not installed.
     """
     start = load_choice("learner.backend", settings.backend, BACKENDS, "settings")
-    return start(settings)  # type: ignore[no-any-return]
+    engine = start(settings)
+    if not callable(getattr(engine, "train_step", None)):
+        raise ConfigError(
+            f"learner.backend {settings.backend} returned {engine!r:.100}: return an engine "
+            f"({definition(start)})"
+        )
+    return engine  # type: ignore[no-any-return]

@@ -54,8 +54,8 @@ class Breaker:
         if self._voids >= VOID_IN_A_ROW and time.monotonic() - self._last_group_at >= patience_s:
             raise NoGroups(
                 f"the last {self._voids} tickets ended without a group, the last one of "
-                f"{record.ticket.task.env_id} because {record.reason}: mend the environment (logs/actor-*.log has the "
-                "traceback under environment_failed; `horizonrl envs check` tries it), and give the same command again"
+                f"{record.ticket.task.env_id} because {record.reason}. Mend that (logs/actor-*.log has the traceback "
+                "of what an environment raised; `horizonrl envs check` tries it), and give the same command again"
             )
 
     def look(self) -> None:

@@ -6,7 +6,7 @@ The fault benches and the tests train the Llama; the Qwen stands in for the weig
 pocket model's tokenizer is made here too.
 """
 
-import sys
+import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,5 +104,8 @@ def _write(
 
 
 if __name__ == "__main__":
-    directory, *families = sys.argv[1:]
-    (make_tiny_qwen if families == ["qwen"] else make_tiny_model)(Path(directory))
+    parser = argparse.ArgumentParser(description="Make a tiny model with random weights.")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("family", nargs="?", choices=("llama", "qwen"), default="llama")
+    asked = parser.parse_args()
+    (make_tiny_qwen if asked.family == "qwen" else make_tiny_model)(asked.directory)

@@ -1,6 +1,7 @@
 """Conversations with tools: the template's own rendering, grown by appending, with no special token of a content."""
 
 import json
+import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from horizonrl.actors.chat.messages import ChatMessage, ToolCall, Tools
 from horizonrl.actors.chat.template import CALL, ChatTemplate
-from horizonrl.actors.chat.tool_calls import CallSyntax
+from horizonrl.actors.chat.tool_calls import CallSyntax, parser_for
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.models.tiny_model import make_tokenizer
 from tests.templates import (
@@ -351,3 +352,11 @@ def test_arguments_that_are_no_object_are_refused() -> None:
                 ChatMessage("assistant", "", (ToolCall("weather", "[1"),)),
             )
         )
+
+
+def test_a_process_that_imports_no_torch_says_which_engine_plays_tools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"has tools and actor\.engine is scripted.*to vllm"):
+        parser_for(made("hermes")[1])

@@ -178,6 +178,15 @@ def test_invalid_combinations_are_refused_before_anything_starts(
         RunConfig.load([], [f"--learner.backend={backend}", *more])
 
 
+def test_a_backend_of_another_package_that_returns_no_engine_is_named(tiny_model: Path) -> None:
+    backend = f"{__name__}:returns_nothing"
+    with pytest.raises(ConfigError, match=rf"{backend} returned None: return an engine \(.*\.py:"):
+        make_engine(EngineSettings(tiny_model, backend=backend))
+
+
+def returns_nothing(settings: EngineSettings) -> None: ...
+
+
 @pytest.mark.parametrize("setting", [{"ranks": 2}, {"nodes": 2, "rendezvous": "10.0.0.1:29400"}])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_backend_in_one_process_is_refused_with_several_ranks(
