@@ -1,4 +1,4 @@
-"""Selection: are groups that take long trained as often as quick ones? What is refused because it came late is not.
+"""Are groups that take long trained as often as quick ones? What is refused because it came late is not.
 
 The unit is a tenth of a run's train groups, by the time that they took their actors. Tasks that take long may well be
 the hard ones, and a rule that favours the quick ones teaches only those.
