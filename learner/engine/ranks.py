@@ -30,7 +30,7 @@ _COLUMNS = {
     "rewards_L": "<f4",
     "rewards_K": "<f4",
 }
-_FACTS = ("group", "demo", "truncated", "weight", "states", "episode")
+_FACTS = ("group", "demo", "truncated", "states", "episode")
 
 
 class Leader:

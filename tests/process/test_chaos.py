@@ -30,7 +30,7 @@ def test_a_run_comes_through_ten_random_events_with_nothing_lost_and_nothing_don
     found = json.loads(answer.read_text())
     assert found["passed"]
     assert found["kills"] == sum(found["by_event"].values()) == KILLS
-    assert len(found["by_event"]) >= 4
+    assert len(found["by_event"]) >= 3
     assert all(6 * hits >= KILLS for hits in found["by_role"].values())
     assert (
         found["lost"]
