@@ -384,7 +384,11 @@ def test_an_expert_reads_the_environments_own_words_and_the_policy_learns_from_t
 @pytest.mark.parametrize(
     ("max_turn_tokens", "max_context_tokens", "reason"),
     [
-        (3, 512, r"a turn of the demonstration has 4 tokens and rollout.max_turn_tokens is 3: raise it"),
+        (
+            3,
+            512,
+            r"a turn of the demonstration has 4 tokens and rollout.max_turn_tokens is 3: raise it",
+        ),
         (16, 150, r"up to turn \d+ has"),
     ],
 )
