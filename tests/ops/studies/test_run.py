@@ -73,7 +73,7 @@ def started(place: Path) -> list[str]:
 
 def test_a_variants_own_recipe_takes_the_place_of_the_studys(place: Path) -> None:
     study = study_of(place, STUDY.replace("rl.lr = 1e-4", 'rl.lr = 1e-4\nrecipe = "laptop"'))
-    assert [each.config.rl.steps for each in plan(study, place / "out")] == [10, 20, 10, 20]
+    assert [each.config.rl.steps for each in plan(study, place / "out")] == [10, 24, 10, 24]
     assert carry_out(place) == 0
     results = json.loads((place / "out" / "results.json").read_text())
     assert (results["recipe"], "; high: " in results["evaluation"]) == (
