@@ -200,7 +200,7 @@ def _pad(traces: Sequence[Trace], start: int = 0) -> dict[str, Any]:
     }
     for row, trace in enumerate(traces):
         present = np.ones(len(trace.ids_L))
-        values = (trace.ids_L, present, trace.mask_L, trace.logprobs_L)
+        values: tuple[Any, ...] = (trace.ids_L, present, trace.mask_L, trace.logprobs_L)
         for column, value_L in zip(columns.values(), values, strict=True):
             column[row, : len(present) - start] = torch.from_numpy(value_L[start:])
     return columns
