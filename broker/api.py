@@ -1,8 +1,8 @@
 """The broker's seam: what HorizonRL needs of a message system, and nothing more.
 
-`nats/` provides it on NATS JetStream, `broker/memory.py` inside the process of a test. `connect.py` chooses by
-the scheme of `broker.url`. One contract suite (`tests/contracts/`) runs against every transport. Tickets, groups,
-weights and state are written once, above this seam, and know none of them.
+`nats/` provides it on NATS JetStream, `memory.py` inside this process, and `connect.py` chooses by the scheme of
+`broker.url`. One contract suite (`tests/contracts/`) runs against every transport. Tickets, groups, weights and state
+are written once, above this seam, and know none of them.
 
 Every wait has a deadline. A transport that loses its server waits for it, and raises BrokerUnreachable only when the
 deadline of the call has passed.

@@ -178,6 +178,13 @@ class OutOfMemory(RunFailed):
     exit_code = 2
 
 
+def first_error(error: BaseException) -> BaseException:
+    """Return an error, or the first one of a group, at whatever depth."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 @contextmanager
 def raise_first(*kinds: type[Exception]) -> Iterator[None]:
     """Raise the first error of a group that has errors of these kinds alone: the command line reports one.
@@ -188,5 +195,5 @@ def raise_first(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except ExceptionGroup as group:
         if group.split(kinds)[1] is None:
-            raise group.exceptions[0] from None
+            raise first_error(group) from None
         raise

@@ -288,17 +288,17 @@ class VllmPolicy:
                 )
         before = await self._score()
         await self._engine.collective_rpc("load_frame", args=tuple(paths))
-        moved = max(abs(old - new) for old, new in zip(before, await self._score(), strict=True))
+        after = await self._score()
+        moved = max(abs(old - new) for old, new in zip(before, after, strict=True))
         if not moved <= SAME_NATS:  # NaN neither
             raise ConfigError(
                 f"model.name is {str(files[0].parent)!r}, and its own weights, applied once more, "
                 f"move log-probabilities by up to {moved:.3g} nats: vLLM does not renew this family's "
                 "layers. Choose a model of another family; `horizonrl eval` still plays this one"
             )
-        before = await self._score()
         for name in probes[0]["kinds"]:
             await self._engine.collective_rpc("perturb", args=(name, False))
-            unread = await self._score() == before
+            unread = await self._score() == after
             await self._engine.collective_rpc("perturb", args=(name, True))
             if unread:
                 raise ConfigError(

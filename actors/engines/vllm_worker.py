@@ -125,9 +125,10 @@ class WeightsExtension:
         if undo:
             parameter.copy_(self._unperturbed)
             return
-        self._unperturbed = parameter.clone()
-        ramp = torch.linspace(-1, 1, parameter.numel(), device=parameter.device)
-        parameter.add_(ramp.view_as(parameter).to(parameter.dtype))
+        # An embedding takes gigabytes, and a GPU has none left beside the engine's cache.
+        self._unperturbed = parameter.to("cpu", copy=True)
+        width = parameter.shape[-1] if parameter.dim() else 1
+        parameter.add_(torch.linspace(-1, 1, width, dtype=parameter.dtype, device=parameter.device))
 
 
 def _matrices(

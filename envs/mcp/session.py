@@ -28,7 +28,7 @@ from mcp_types import (
     Tool,
 )
 
-from horizonrl.common.errors import EnvironmentFailure
+from horizonrl.common.errors import EnvironmentFailure, first_error
 from horizonrl.common.scratch import scratch
 
 STOP_S = 20.0
@@ -188,9 +188,8 @@ def _text_of_block(block: ContentBlock) -> str:
 
 def leaf(error: BaseException) -> str:
     """Return the text of an error, or of the first one in a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    first = first_error(error)
+    return f"{type(first).__name__}: {first}"
 
 
 def tail(stderr: TextIO) -> str:

@@ -137,7 +137,7 @@ class LearnerState:
     def commit(self) -> PendingBatch:
         """Commit the step that was trained on the pending batch, and return that batch."""
         # The phase of the step that ends here, not of the next one.
-        phase, step = (self.phase, self.step + 1)
+        phase, step = self.phase, self.step + 1
         pending = self.collector.commit(self.step)
         waiting, accounts = self.collector.waiting, self.collector.accounts
         if phase is Phase.RL:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from horizonrl.common.config.changes import config_changes
-from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.errors import ConfigError, RunFailed, first_error
 from horizonrl.common.logs import get_logger
 
 log = get_logger()
@@ -257,11 +257,13 @@ class Host:
             self._lose(node, link, str(message["ended"]))
         except* ConnectionError as errors:
             if node is None:
-                log.warning("stranger_at_rendezvous", peer=link.peer, error=str(_first(errors)))
+                log.warning(
+                    "stranger_at_rendezvous", peer=link.peer, error=str(first_error(errors))
+                )
             else:
-                self._lose(node, link, str(_first(errors)))
+                self._lose(node, link, str(first_error(errors)))
         except* (AttributeError, KeyError, TypeError) as errors:
-            log.warning("stranger_at_rendezvous", peer=link.peer, error=repr(_first(errors)))
+            log.warning("stranger_at_rendezvous", peer=link.peer, error=repr(first_error(errors)))
         finally:
             await link.close()
             self._serving.discard(serving)
@@ -366,13 +368,6 @@ class Member:
                 raise RunFailed(str(reason))
             case answer:
                 raise ConnectionRefusedError(str(answer.get("wait", answer)))
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _name_nodes(nodes: list[int]) -> str:

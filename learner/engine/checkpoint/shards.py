@@ -45,13 +45,16 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
-            content: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-            file.write(memoryview(content))
+            file.write(_view_bytes(tensor))
+
+
+def _view_bytes(tensor: Tensor) -> memoryview:
+    content: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(content)
 
 
 def _digest(tensor: Tensor) -> str:
-    content: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return xxhash.xxh3_128_hexdigest(memoryview(content))
+    return xxhash.xxh3_128_hexdigest(_view_bytes(tensor))
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path) -> list[str]:
@@ -85,6 +88,8 @@ class Shards:
 
     holders: dict[str, Any]
     """The open file that holds each tensor, by the tensor's name."""
+    digests: Mapping[str, str]
+    """Of those that have one."""
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -96,9 +101,9 @@ class Shards:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor; raise CheckpointError if it has a digest, and other bits than when it was written."""
-        holder = self.holders[name]
-        tensor: Tensor = holder.get_tensor(name)
-        if (holder.metadata() or {}).get(name, digest := _digest(tensor)) != digest:
+        tensor: Tensor = self.holders[name].get_tensor(name)
+        written = self.digests.get(name)
+        if written is not None and _digest(tensor) != written:
             raise CheckpointError(f"the tensor {name} has other bits than were written")
         return tensor
 
@@ -162,7 +167,11 @@ def open_shards(directory: Path, files: Iterable[str]) -> Iterator[Shards]:
             raise CheckpointError(
                 f"{directory} is damaged ({error}): resume from an earlier checkpoint"
             ) from error
-        yield Shards({name: holder for holder in opened for name in holder.offset_keys()})
+        holders = {name: holder for holder in opened for name in holder.offset_keys()}
+        digests = {
+            name: digest for file in opened for name, digest in (file.metadata() or {}).items()
+        }
+        yield Shards(holders, digests)
 
 
 def read_engine_file(directory: Path) -> dict[str, Any]:
