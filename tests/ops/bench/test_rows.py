@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
@@ -143,11 +145,13 @@ def test_an_environment_is_measured_here_served_and_in_workers(tmp_path: Path) -
 
 @pytest.mark.process
 def test_memory_is_measured_in_small(tmp_path: Path) -> None:
+    # In a process of its own: what pytest's has at its start is more than a small engine adds.
     out = tmp_path / "memory.json"
-    assert main(["bench", "memory", "--small", "--json", str(out)]) == 0
+    words = ["-m", "horizonrl.ops.cli.main", "bench", "memory", "--small", "--json", str(out)]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=200)
     peaks = [row["ours"] for row in json.loads(out.read_text())["rows"] if row["unit"] == "MiB"]
     assert len(peaks) == 4
-    assert peaks[0] < peaks[-1]
+    assert peaks[0] < min(peaks[1:])
 
 
 @pytest.mark.process
