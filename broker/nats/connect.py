@@ -82,10 +82,12 @@ async def connect(
             await until_replicated(connection, run)
         if creates:
             return NatsTransport(connection, run, broker.ack_wait_s)
-        # A monitor is a person who waits at `horizonrl status`; the other roles may start long before the controller.
-        patience_s = (
-            broker.connect_timeout_s if existing or role is Role.MONITOR else STREAMS_WAIT_S
-        )
+        if role is Role.MONITOR:  # a person who waits at `horizonrl status`
+            patience_s = broker.connect_timeout_s
+        elif existing:
+            patience_s = ELECTION_S if connection.clustered else broker.connect_timeout_s
+        else:  # the others may start long before the controller
+            patience_s = STREAMS_WAIT_S
         ack_wait_s = await _await_streams(connection, run, patience_s, existing)
         if broker.nats.domain is not None:
             await _find_mirror(connection, stream_name(run, Stream.WEIGHTS))
@@ -95,10 +97,7 @@ async def connect(
         await connection.close()
         connection.raise_refusal()
         if leaderless:
-            raise BrokerUnreachable(
-                f"the cluster of {connection.url} has made no streams for {ELECTION_S:g} s: do most of its servers "
-                "run, and do they reach each other? Their logs name the leader that they have elected, or none"
-            ) from None
+            raise _leaderless(connection, ELECTION_S) from None
         raise BrokerUnreachable(
             f"no nats-server with JetStream answers at {connection.url} within {broker.connect_timeout_s} s: does it "
             "run, and is the address right? `horizonrl broker RECIPE` starts one, and `train` without broker.url too"
@@ -115,7 +114,7 @@ async def _await_streams(
 
     Before there are streams, nothing can wake a waiter, so it polls. With `existing`, it raises RunUnknown.
     """
-    js = connection.jetstream()
+    js, answered = connection.jetstream(), False
     try:
         async with asyncio.timeout(patience_s):
             while True:
@@ -127,15 +126,25 @@ async def _await_streams(
                     )
                     # What the server enforces and not what this role's recipe says: the heartbeat has to match it.
                     return float(consumer.config.ack_wait or 0.0)
+                answered = True
                 if existing:
                     raise RunUnknown(f"{connection.url} has no streams of run {run}")
                 log.info("streams_awaited", run=run)
                 await asyncio.sleep(STREAMS_POLL_S)
     except TimeoutError:
+        if not answered and connection.clustered:
+            raise _leaderless(connection, patience_s) from None
         raise BrokerUnreachable(
             f"{connection.url} has no streams of run {run} after {patience_s:g} s: start its controller, which creates "
             "them, or check run.name"
         ) from None
+
+
+def _leaderless(connection: Connection, waited_s: float) -> BrokerUnreachable:
+    return BrokerUnreachable(
+        f"the cluster of {connection.url} has elected no leader of its streams for {waited_s:g} s: do most of its "
+        "servers run, and do they reach each other? Their logs name the leader that they have elected, or none"
+    )
 
 
 async def _find_mirror(connection: Connection, stream: str) -> None:

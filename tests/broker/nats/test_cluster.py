@@ -21,7 +21,7 @@ from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection
-from horizonrl.common.errors import BrokerUnreachable, ConfigError
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, RunUnknown
 from tests.faults.servers import Servers, serving
 
 pytestmark = pytest.mark.process
@@ -174,6 +174,38 @@ def test_a_stream_waits_for_servers_that_have_not_joined_yet() -> None:
 
     assert asyncio.run(streams._retry_with_replicas("r_GROUPS", 3, create)) == "created"
     assert not answers
+
+
+def test_a_role_that_starts_before_the_cluster_has_a_leader_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without most of its servers, a cluster can say neither that there are streams nor that there are none."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path, 3) as servers:
+            for server in servers.members[1:]:
+                await server.kill()
+            section = BrokerSection(url=servers.members[0].url, connect_timeout_s=1)
+            with monkeypatch.context() as patch:
+                patch.setattr("horizonrl.broker.nats.connect.ELECTION_S", 1.5)
+                with pytest.raises(BrokerUnreachable, match="no leader"):
+                    await connect("r", section, Role.ACTOR, existing=True)
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(look(section))
+                await asyncio.sleep(3)
+                assert not answer.done()
+                for server in servers.members[1:]:
+                    await server.start()
+            assert answer.result() == "no streams"
+
+    async def look(section: BrokerSection) -> str:
+        try:
+            await connect("r", section, Role.ACTOR, existing=True)
+        except RunUnknown:
+            return "no streams"
+        return "streams"
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_single_server_holds_no_replicas_and_says_what_does(nats_server: EmbeddedServer) -> None:
