@@ -224,10 +224,15 @@ class LossSection(Section):
     @property
     def weighed(self) -> bool:
         """Whether the ratio lacks μ, so that the correction gives each token a weight."""
-        return self.kind in ("reinforce", "decoupled_ppo")
+        return self.kind in ("reinforce", "decoupled_ppo", "gspo")
 
 
-class ClippedLoss(LossSection):
+class DualClipLoss(LossSection):
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """c of dual-clip PPO: the surrogate of a negative advantage A is at least c·A."""
+
+
+class ClippedLoss(DualClipLoss):
     low: Share = 0.2
     """Ratios below 1 - low are clipped."""
     high: NotNegative = 0.28
@@ -236,8 +241,6 @@ class ClippedLoss(LossSection):
 
 class PpoLoss(ClippedLoss):
     kind: Literal["ppo"] = "ppo"
-    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """c of dual-clip PPO: the surrogate of a negative advantage A is at least c·A."""
     cap: AboveZero | None = None
     """Cap of a token's ratio (TIS), above 1 + high."""
 
@@ -272,10 +275,10 @@ class CispoLoss(LossSection):
     """Upper bound of the ratio."""
 
 
-class GspoLoss(LossSection):
+class GspoLoss(DualClipLoss):
     kind: Literal["gspo"] = "gspo"
     low: Share = 3e-4
-    """Lower side of the trust region, for an episode's geometric mean ratio."""
+    """Lower side of the trust region, for an episode's geometric mean ratio to the policy before the step."""
     high: NotNegative = 4e-4
     """Upper side of the trust region."""
 
@@ -298,7 +301,7 @@ class CorrectionSection(Section):
     """What every kind of correction has."""
 
     kind: str | None
-    """Importance weight for reinforce and decoupled_ppo. auto: token for these two, otherwise off."""
+    """Importance weight for reinforce, decoupled_ppo and gspo. auto: token for these, otherwise off."""
     geometric_band: Band | None = None
     """Geometric mean ratios of kept episodes, such as [0.99, 1.01]."""
     k3_max: AboveZero | None = None
@@ -402,14 +405,14 @@ class Objective(Section):
         """Whether a forward pass at the start of the step must score the batch."""
         # With a single update, the policy at the start of the step is the one in training, so it needs no pass.
         loss = self.loss
-        proximal = (
-            isinstance(loss, DecoupledPpoLoss) and loss.proximal == "exact" and loss.updates > 1
+        is_exact = isinstance(loss, GspoLoss) or (
+            isinstance(loss, DecoupledPpoLoss) and loss.proximal == "exact"
         )
         return (
             self.needs_reference
             or self.advantage.needs_critic
             or self.advantage.kind == "otb"
-            or proximal
+            or (is_exact and loss.updates > 1)
         )
 
     @model_validator(mode="after")
@@ -434,7 +437,7 @@ class Objective(Section):
             raise ValueError(
                 f"correction.kind is {correction.kind} but the ratio of loss.kind = {loss.kind} already divides by the "
                 "behaviour policy, which would count twice: leave correction.kind at auto, or set loss.kind to "
-                "reinforce or decoupled_ppo"
+                "reinforce, decoupled_ppo or gspo"
             )
         if advantage.kind == "dpo" and not self._is_dpo:
             raise ValueError(

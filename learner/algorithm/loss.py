@@ -5,8 +5,8 @@ one micro-batch; observation and padding tokens are not among them.
 
 μ is the behaviour policy, whose log-probability was recorded when the token was sampled; π the policy in training. The
 ratio r = π/μ already accounts for staleness and for the difference of two engines, so no further importance weight is
-multiplied onto it: `correction.py` weighs only `reinforce` and `decoupled_ppo`. To add a kind, write its section, its
-function, and its `_clipped` if it has a trust region, and name both in `LOSSES`.
+multiplied onto it: `correction.py` weighs only `reinforce`, `decoupled_ppo` and `gspo`. To add a kind, write its
+section, its function, and its `_clipped` if it has a trust region, and name both in `LOSSES`.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,27 +77,19 @@ def ppo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: PpoLoss, weigh: Weigh
     PPO (arXiv 1707.06347) anchored on μ, with clip-higher (DAPO, arXiv 2503.14476) and the dual clip
     (arXiv 1912.09729). With `cap`, a token above it weighs as much as the cap, in value and in gradient.
     """
-    ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
+    ratio_N = importance(logprobs_N, inputs)
     if loss.cap is not None:
         # A constant factor, because clamp alone would leave a token above the cap without any gradient.
         ratio_N = ratio_N * (loss.cap / ratio_N.detach()).clamp(max=1.0)
-    surrogate_N = _clipped_surrogate(ratio_N, inputs, loss)
-    if loss.dual_clip is not None:
-        # Where A < 0, PPO's minimum is r A however large r is: one stale token could outweigh the rest of the batch.
-        bounded_N = torch.maximum(surrogate_N, loss.dual_clip * advantages_N)
-        surrogate_N = torch.where(advantages_N < 0, bounded_N, surrogate_N)
-    return -surrogate_N
+    return -_clipped_surrogate(ratio_N, inputs, loss)
 
 
 def ppo_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: PpoLoss) -> Tensor:
     """Return the tokens that the trust region leaves without a gradient, because A pushes r further out of it."""
-    ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
+    ratio_N = importance(logprobs_N, inputs)
     if loss.cap is not None:
         ratio_N = ratio_N.clamp(max=loss.cap)
-    beyond_N = _beyond(ratio_N, inputs, loss)
-    if loss.dual_clip is None:
-        return beyond_N
-    return beyond_N | ((advantages_N < 0) & (ratio_N > loss.dual_clip))
+    return _beyond(ratio_N, inputs, loss)
 
 
 def dppo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: DppoLoss, weigh: Weigh) -> Tensor:
@@ -135,16 +127,21 @@ def reinforce_loss(
 
 
 def gspo_loss(logprobs_N: Tensor, inputs: LossInputs, loss: GspoLoss, weigh: Weigh) -> Tensor:
-    """Return −min(s A, clip(s) A), s the geometric mean of r over the token's episode (GSPO, arXiv 2507.18071).
+    """Return −sg(w) min(s A, clip(s) A), s the geometric mean of ρ = π/π_prox over the token's episode.
 
-    In its token form (section 4.3), sg(s) π/sg(π): each token is moved by its own advantage. Where an episode has one
-    advantage, the gradient of the sum is that of the sequence form.
+    GSPO (arXiv 2507.18071) in its token form (section 4.3), sg(s) π/sg(π): each token is moved by its own advantage.
+    Where an episode has one advantage, the gradient of the sum is that of the sequence form. w is as for
+    `decoupled_ppo`.
     """
-    return -_clipped_surrogate(_sequence(logprobs_N, inputs), inputs, loss)
+    # Not π/μ: the band of 3e-4 is for a ratio that is 1 before the first update, and two engines differ by more.
+    proximal_N = _proximal(logprobs_N, inputs, loss)
+    surrogate_N = _clipped_surrogate(_sequence(logprobs_N, proximal_N, inputs), inputs, loss)
+    return -weigh(proximal_N - inputs.logprobs_N) * surrogate_N
 
 
 def gspo_clipped(logprobs_N: Tensor, inputs: LossInputs, loss: GspoLoss) -> Tensor:
-    return _beyond(_sequence(logprobs_N, inputs), inputs, loss)
+    sequence_N = _sequence(logprobs_N, _proximal(logprobs_N, inputs, loss), inputs)
+    return _beyond(sequence_N, inputs, loss)
 
 
 def decoupled_ppo_loss(
@@ -241,22 +238,20 @@ def _kept(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tenso
     return kept(log_ratio_N, inputs.advantages_N, inputs.episodes_N, objective.correction)
 
 
-def _sequence(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:
+def _sequence(logprobs_N: Tensor, proximal_N: Tensor, inputs: LossInputs) -> Tensor:
     # In value the geometric mean of the episode; in gradient each token's own π/sg(π), which is 1.
     still_N = logprobs_N.detach()
-    return (
-        ratio(episode_mean(still_N - inputs.logprobs_N, inputs.episodes_N))
-        * (logprobs_N - still_N).exp()
-    )
+    mean_N = episode_mean(still_N - proximal_N, inputs.episodes_N)
+    return ratio(mean_N) * (logprobs_N - still_N).exp()
 
 
-def _proximal(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss) -> Tensor:
+def _proximal(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss | GspoLoss) -> Tensor:
     """Return log π_prox: π at the start of the step (with a single update, π itself), or the version before it.
 
     The version before is approximated on the line from log μ to log π, at α = (v_prox − v_t) / (v − v_t), which saves
     a second forward pass (AReaL). For a fresh token it is μ: the policy that the step begins with sampled it.
     """
-    if loss.proximal == "exact":
+    if isinstance(loss, GspoLoss) or loss.proximal == "exact":
         return logprobs_N.detach() if loss.updates == 1 else inputs.proximal_N
     # A fresh token has lag 0, which would divide by 0; at lag 1 the factor is 0, and π_prox is μ.
     # V − v_t, at least 1: v_prox is v − 1.
@@ -267,9 +262,15 @@ def _proximal(logprobs_N: Tensor, inputs: LossInputs, loss: DecoupledPpoLoss) ->
 def _clipped_surrogate(ratio_N: Tensor, inputs: LossInputs, loss: ClippedLoss | GspoLoss) -> Tensor:
     advantages_N = inputs.advantages_N
     clamped_N = ratio_N.clamp(1.0 - loss.low, 1.0 + loss.high)
-    return torch.minimum(ratio_N * advantages_N, clamped_N * advantages_N)
+    surrogate_N = torch.minimum(ratio_N * advantages_N, clamped_N * advantages_N)
+    if loss.dual_clip is None:
+        return surrogate_N
+    # Where A < 0, PPO's minimum is r A however large r is: one token could outweigh the rest of the batch.
+    bounded_N = torch.maximum(surrogate_N, loss.dual_clip * advantages_N)
+    return torch.where(advantages_N < 0, bounded_N, surrogate_N)
 
 
 def _beyond(ratio_N: Tensor, inputs: LossInputs, loss: ClippedLoss | GspoLoss) -> Tensor:
-    above_N = (inputs.advantages_N > 0) & (ratio_N > 1.0 + loss.high)
-    return above_N | ((inputs.advantages_N < 0) & (ratio_N < 1.0 - loss.low))
+    good_N, bad_N = inputs.advantages_N > 0, inputs.advantages_N < 0
+    out_N = (good_N & (ratio_N > 1.0 + loss.high)) | (bad_N & (ratio_N < 1.0 - loss.low))
+    return out_N if loss.dual_clip is None else out_N | (bad_N & (ratio_N > loss.dual_clip))

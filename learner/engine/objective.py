@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from horizonrl.common.config.objective import LossSection, Objective
+from horizonrl.common.config.objective import GspoLoss, LossSection, Objective
 from horizonrl.learner.algorithm.advantage import Estimate, Scores, estimates
 from horizonrl.learner.algorithm.batch import Batch, Trace, by_episode
 from horizonrl.learner.algorithm.loss import (
@@ -65,10 +65,8 @@ def build_updates(
     """Return the updates of a batch: for each, the samples of whole groups, in the order of the log."""
     # Over the whole batch: neither baselines nor whitening may depend on how it is split into updates.
     made = estimates(batch.traces, scores, objective)
-    groups = list(dict.fromkeys(trace.group for trace in batch.traces))
     updates = []
-    for minibatch in _minibatches(groups, objective.loss, f"{seed}/{batch.version}"):
-        indices = [index for index, trace in enumerate(batch.traces) if trace.group in minibatch]
+    for indices in _update_indices(batch, objective.loss, seed):
         taken = [batch.traces[index] for index in indices]
         # A demonstration is cloned whole, however it ended.
         masked = [
@@ -87,6 +85,26 @@ def build_updates(
             ]
         )
     return updates
+
+
+def scored_together(batch: Batch, objective: Objective, seed: int = 0) -> list[list[int]]:
+    """Return the traces that the scoring pass packs together, by index."""
+    loss = objective.loss
+    if not isinstance(loss, GspoLoss):
+        return [list(range(len(batch.traces)))]
+    # As in its update of the first epoch: in bfloat16 a token's logprob depends on what it is packed with, with SmolLM2
+    # by up to 0.5, and GSPO's ratio must be 1 before an update.
+    updates = _update_indices(batch, loss, seed)
+    return updates[: len(updates) // loss.epochs]
+
+
+def _update_indices(batch: Batch, settings: LossSection, seed: int) -> list[list[int]]:
+    """Return the traces of each update by index: whole groups, in the order of the log."""
+    groups = list(dict.fromkeys(trace.group for trace in batch.traces))
+    return [
+        [index for index, trace in enumerate(batch.traces) if trace.group in minibatch]
+        for minibatch in _minibatches(groups, settings, f"{seed}/{batch.version}")
+    ]
 
 
 def _minibatches(groups: Sequence[int], settings: LossSection, key: str) -> list[set[int]]:

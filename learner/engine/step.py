@@ -58,6 +58,7 @@ from horizonrl.learner.engine.objective import (
     loss_inputs,
     loss_stats,
     mean,
+    scored_together,
     step_stats,
     token_loss,
     two_tokens,
@@ -354,20 +355,25 @@ class PolicyGradientEngine:
         starts = np.cumsum([0, *tokens])
         # In the batch's order and not in that of the micro-batches, which depends on the number of ranks.
         table = torch.zeros(4, int(starts[-1]), dtype=torch.float64, device=self._backend.device)
-        for micro_batch in self._pack(batch.traces):
-            output = self._output(micro_batch)
-            reference_N = torch.zeros_like(output.logprobs_N)
-            if self._reference_version is not None:
-                reference_N = self._reference.forward(*self._scorer_inputs(micro_batch)).logprobs_N
-            rows = torch.stack(
-                [output.logprobs_N, reference_N, output.values_N, output.collisions_N]
-            ).double()
-            ends = np.cumsum([0, *(tokens[index] for index in micro_batch.indices_B)])
-            for index, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
-                table[:, starts[index] : starts[index + 1]] = rows[:, start:end]
+        for together in scored_together(batch, self._settings.objective, self._settings.seed):
+            for micro_batch in self._pack([batch.traces[index] for index in together]):
+                rows = self._score_rows(micro_batch)
+                indices = [together[index] for index in micro_batch.indices_B]
+                ends = np.cumsum([0, *(tokens[index] for index in indices)])
+                for index, start, end in zip(indices, ends, ends[1:], strict=False):
+                    table[:, starts[index] : starts[index + 1]] = rows[:, start:end]
         # Each rank has scored its own traces and left 0 for the others: the sum is exact.
         whole = self._backend.add(table).cpu().numpy()
         return [Scores(*whole[:, start:end]) for start, end in pairwise(starts)]
+
+    def _score_rows(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the four rows of `Scores` for the tokens of a micro-batch."""
+        output = self._output(micro_batch)
+        reference_N = torch.zeros_like(output.logprobs_N)
+        if self._reference_version is not None:
+            reference_N = self._reference.forward(*self._scorer_inputs(micro_batch)).logprobs_N
+        rows = [output.logprobs_N, reference_N, output.values_N, output.collisions_N]
+        return torch.stack(rows).double()
 
     def _move_reference(self, version: int) -> None:
         """Make the present policy the reference when RL begins, and every `refresh_every` versions."""

@@ -87,7 +87,8 @@ NOTES: Mapping[str, Note] = {
     ),
     "losses": Note(
         "Six losses",
-        "Each loss improves the model. None differs from `ppo` significantly at this learning rate.",
+        "Each loss improves the model. None differs from `ppo` significantly at this learning rate. `gspo` was run "
+        "with its former ratio, to the actors' logprobs.",
     ),
     "make-train": Note(
         "The recipe of `make train`",

@@ -320,11 +320,11 @@ def test_a_rendezvous_is_a_host_and_a_port() -> None:
 
 def test_only_the_keys_of_a_kind_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = RunConfig.load([recipe(tmp_path, '[loss]\nkind = "gspo"\nlow = 1e-3')]).loss
-    assert loss == GspoLoss(low=1e-3) and "dual_clip" not in loss.model_dump()
+    assert loss == GspoLoss(low=1e-3) and "cap" not in loss.model_dump()
     with pytest.raises(
-        ConfigError, match=r"dual_clip: no such key of loss\.kind gspo: it belongs to ppo\. Known"
+        ConfigError, match=r"cap: no such key of loss\.kind gspo: it belongs to ppo, cispo\. Known"
     ):
-        RunConfig.load([], ["--loss.kind=gspo", "--loss.dual_clip=2"])
+        RunConfig.load([], ["--loss.kind=gspo", "--loss.cap=2"])
     with pytest.raises(
         ConfigError, match=r"loss\.kind is 'gspoo': choose ppo, .*; did you mean gspo\?"
     ):

@@ -50,9 +50,15 @@ class Ragged:
     def taken(self, places: NDArray[np.int64]) -> "Ragged":
         return Ragged(*(column[places] for column in vars(self).values()))
 
+    @property
+    def proximal_N(self) -> Floats:
+        """A policy between μ and π, not halfway: π/π_prox and π_prox/μ differ."""
+        return self.mu_N + (self.logprobs_N - self.mu_N) / 4
+
     def known(self) -> LossInputs:
         columns = (self.mu_N, self.advantages_N, self.lags_N, self.episodes_N)
-        return known(*(torch.from_numpy(np.array(column)) for column in columns))
+        tensors = (torch.from_numpy(np.array(column)) for column in columns)
+        return known(*tensors, proximal_N=torch.from_numpy(self.proximal_N))
 
     def loss(self, objective: Objective) -> Floats:
         loss_N = policy_loss(torch.from_numpy(self.logprobs_N), self.known(), objective)
@@ -117,11 +123,11 @@ def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None =
     still_log_N = still.logprobs_N - still.mu_N
 
     def clipped(value_N: Floats, low: float, high: float) -> Floats:
-        return np.minimum(value_N * A, np.clip(value_N, 1 - low, 1 + high) * A)
+        objective_N = np.minimum(value_N * A, np.clip(value_N, 1 - low, 1 + high) * A)
+        return np.where(A < 0, np.maximum(objective_N, 3 * A), objective_N)
 
     if objective.loss.kind == "ppo":
-        objective_N = clipped(ratio_N, 0.2, 0.28)
-        return -np.where(A < 0, np.maximum(objective_N, 3 * A), objective_N)
+        return -clipped(ratio_N, 0.2, 0.28)
     if objective.loss.kind == "dppo":
         moved_N = np.exp(still.logprobs_N) - np.exp(still.mu_N)
         out_N = ((A > 0) & (moved_N > 0.2)) | ((A <= 0) & (moved_N < -0.2))
@@ -129,8 +135,10 @@ def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None =
     if objective.loss.kind == "cispo":
         return -np.minimum(np.exp(still_log_N), 5) * A * batch.logprobs_N
     if objective.loss.kind == "gspo":
-        moved_N = np.exp(batch.logprobs_N - still.logprobs_N)
-        return -clipped(np.exp(by_episode(batch, still_log_N, np.mean)) * moved_N, 3e-4, 4e-4)
+        drift_N = by_episode(batch, still.logprobs_N - still.proximal_N, np.mean)
+        moved_N = np.exp(drift_N) * np.exp(batch.logprobs_N - still.logprobs_N)
+        weight_N = oracle_weights(still, still.proximal_N - still.mu_N, objective)
+        return -weight_N * clipped(moved_N, 3e-4, 4e-4)
     if objective.loss.kind == "reinforce":
         return -oracle_weights(still, still_log_N, objective) * A * batch.logprobs_N
     assert objective.loss.kind == "decoupled_ppo", (
@@ -143,8 +151,9 @@ def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None =
 
 
 def objective_for(kind: str, weight: str | None = "token", **correction: Any) -> Objective:
-    """The loss of a kind, with the weight where it may have one, and π_prox interpolated."""
-    loss = make_loss(kind=kind, **({"proximal": "interpolated"} if kind == "decoupled_ppo" else {}))
+    """The loss of a kind, with the weight where it may have one; π_prox is interpolated, that of gspo scored."""
+    keys = {"decoupled_ppo": {"proximal": "interpolated"}, "gspo": {"epochs": 2}}
+    loss = make_loss(kind=kind, **keys.get(kind, {}))
     section = make_correction(kind=weight if loss.weighed else None, **correction)
     return Objective(loss=loss, correction=section)
 
@@ -267,17 +276,43 @@ def test_masks_by_hand() -> None:
 
 
 def test_gspo_stops_a_whole_good_episode_that_has_gained_enough() -> None:
-    batch = Ragged(
-        np.log([0.6, 0.2]),
-        np.log([0.3, 0.2]),
-        np.ones(2),
-        np.zeros(2, np.int64),
-        np.zeros(2, np.int64),
-    )
-    assert batch.loss(objective_for("gspo")).tolist() == pytest.approx([-1.0004, -1.0004])
-    assert policy_clipped(
-        torch.from_numpy(batch.logprobs_N), batch.known(), objective_for("gspo")
-    ).all()
+    nothing = np.zeros(2, np.int64)
+    batch = Ragged(np.log([0.6, 0.2]), np.log([0.3, 0.2]), np.ones(2), nothing, nothing)
+    logprobs_N = torch.from_numpy(batch.logprobs_N)
+    inputs = replace(batch.known(), proximal_N=torch.from_numpy(batch.mu_N))
+    loss_N = policy_loss(logprobs_N, inputs, objective_for("gspo"))
+    assert loss_N.tolist() == pytest.approx([-1.0004, -1.0004])
+    assert policy_clipped(logprobs_N, inputs, objective_for("gspo")).all()
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@given(batch=ragged())
+def test_before_an_update_gspo_clips_nothing_however_the_engines_differ(
+    epochs: int, batch: Ragged
+) -> None:
+    """It is the policy gradient with the same weight."""
+    inputs = replace(batch.known(), proximal_N=torch.from_numpy(batch.logprobs_N))
+    gradients = []
+    for loss in (make_loss(kind="gspo", epochs=epochs), make_loss(kind="reinforce")):
+        logprobs_N = torch.from_numpy(batch.logprobs_N.copy()).requires_grad_()
+        loss_N = policy_loss(logprobs_N, inputs, Objective(loss=loss))
+        gradients += torch.autograd.grad(loss_N.sum(), logprobs_N)
+        assert not policy_clipped(logprobs_N, inputs, Objective(loss=loss)).any()
+    assert_allclose(*gradients, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "decoupled_ppo", "gspo"])
+def test_the_dual_clip_bounds_what_a_bad_token_may_do(kind: str) -> None:
+    zero = np.zeros(1, np.int64)
+    batch = Ragged(np.log([0.5]), np.log([0.1]), -np.ones(1), zero, zero)
+    logprobs_N = torch.from_numpy(batch.logprobs_N)
+    inputs = replace(batch.known(), proximal_N=torch.from_numpy(batch.mu_N))
+    for dual_clip, value in ((3.0, 3.0), (None, 5.0)):
+        loss = make_loss(kind=kind, epochs=2, dual_clip=dual_clip)
+        objective = Objective(loss=loss)
+        assert policy_loss(logprobs_N, inputs, objective).tolist() == pytest.approx([value])
+        is_clipped = policy_clipped(logprobs_N, inputs, objective).tolist()
+        assert is_clipped == [dual_clip is not None]
 
 
 @pytest.mark.parametrize("turns", [(2, 2), (1, 4, 3)])
@@ -305,13 +340,14 @@ def test_with_one_advantage_an_episode_gspo_has_the_gradient_of_its_sequence_for
 
     def of_sequences(logprobs_N: torch.Tensor) -> torch.Tensor:
         s_N = c.episode_mean(
-            logprobs_N - torch.from_numpy(batch.mu_N), torch.from_numpy(batch.episodes_N)
+            logprobs_N - torch.from_numpy(batch.proximal_N), torch.from_numpy(batch.episodes_N)
         ).exp()
         A_N = torch.from_numpy(batch.advantages_N)
-        return -torch.minimum(s_N * A_N, s_N.clamp(1 - 3e-4, 1 + 4e-4) * A_N)
+        surrogate_N = torch.minimum(s_N * A_N, s_N.clamp(1 - 3e-4, 1 + 4e-4) * A_N)
+        return -torch.where(A_N < 0, torch.maximum(surrogate_N, 3 * A_N), surrogate_N)
 
     by_token = gradient(
-        lambda logprobs_N: policy_loss(logprobs_N, batch.known(), objective_for("gspo"))
+        lambda logprobs_N: policy_loss(logprobs_N, batch.known(), objective_for("gspo", None))
     )
     assert_allclose(by_token, gradient(of_sequences), rtol=1e-9, atol=1e-12)
 
@@ -348,7 +384,7 @@ def test_a_micro_batch_without_tokens_has_no_loss(kind: str) -> None:
     assert empty.loss(objective_for(kind, "token", **MASKS)).size == 0
 
 
-@pytest.mark.parametrize("kind", ["ppo", "dppo", "cispo", "gspo"])
+@pytest.mark.parametrize("kind", ["ppo", "dppo", "cispo"])
 def test_a_weight_on_a_ratio_that_has_it_already_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"would count twice: leave correction\.kind at auto"):
         RunConfig.load([], ["--loss.kind", kind, "--correction.kind", "icepop"])
@@ -357,7 +393,7 @@ def test_a_weight_on_a_ratio_that_has_it_already_is_refused(kind: str) -> None:
 def test_the_default_weight_follows_the_loss() -> None:
     weights = {kind: RunConfig.load([], ["--loss.kind", kind]).objective.weight for kind in KINDS}
     assert weights == dict.fromkeys(KINDS) | dict.fromkeys(
-        ("reinforce", "decoupled_ppo"), TokenCorrection()
+        ("reinforce", "decoupled_ppo", "gspo"), TokenCorrection()
     )
     assert (
         RunConfig.load(

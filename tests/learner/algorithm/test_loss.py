@@ -141,13 +141,6 @@ def test_a_bad_token_that_has_gained_is_pushed_back_with_its_ratio() -> None:
     assert (loss, gradient) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
-def test_the_dual_clip_bounds_what_a_bad_token_may_do() -> None:
-    assert one(math.log(0.5), math.log(0.1), -1.0) == (pytest.approx(3.0), 0.0)
-    assert one(math.log(0.5), math.log(0.1), -1.0, make_loss(dual_clip=None))[1] == pytest.approx(
-        5.0
-    )
-
-
 def test_a_truncated_token_weighs_as_much_as_the_cap() -> None:
     settings = make_loss(dual_clip=None, cap=2.0)
     assert one(math.log(0.5), math.log(0.1), -1.0, settings) == (

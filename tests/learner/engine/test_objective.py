@@ -24,6 +24,7 @@ from horizonrl.learner.engine.objective import (
     build_updates,
     loss_inputs,
     loss_stats,
+    scored_together,
     token_loss,
     token_scales,
 )
@@ -262,6 +263,26 @@ def test_a_shuffled_epoch_is_a_partition_of_its_own_that_follows_from_seed_and_v
     for epoch in (made[:3], made[3:]):
         assert sorted(group for part in epoch for group in part) == list(range(9))
     assert any(groups(seed + other) != made for other in range(1, 4))
+
+
+@pytest.mark.parametrize("keys", [{}, {"minibatches": 3, "epochs": 2, "shuffle": True}])
+def test_gspo_is_scored_in_the_company_in_which_it_is_first_trained(keys: dict[str, Any]) -> None:
+    """In bfloat16 a token's logprob depends on what it is packed with, by more than GSPO's band."""
+    batch = make_batch(traces=12)
+
+    def packed(kind: str) -> tuple[list[list[int]], list[list[int]]]:
+        objective = Objective(loss=make_loss(kind=kind, **keys))
+        updates = build_updates(batch, scores_for(batch), objective, 64, seed=3)
+        trained = [[id(sample.trace) for sample in update] for update in updates]
+        scored = [
+            [id(batch.traces[index]) for index in together]
+            for together in scored_together(batch, objective, seed=3)
+        ]
+        return scored, trained[: keys.get("minibatches", 1)]
+
+    scored, trained = packed("gspo")
+    assert scored == trained
+    assert packed("ppo")[0] == [[id(trace) for trace in batch.traces]]
 
 
 def test_while_the_critic_warms_up_the_policy_has_no_gradient() -> None:

@@ -264,12 +264,18 @@ def test_an_update_that_finds_too_large_a_kl_is_the_last_of_its_batch(start: Sta
     assert (updates(None), updates(1e-9), updates(1e9)) == (4, 1, 4)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"kind": "decoupled_ppo", "epochs": 4, "low": 1e-3, "high": 1e-3},
+        {"kind": "gspo", "minibatches": 3, "shuffle": True, "low": 0, "high": 0},
+    ],
+)
 def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(
-    start: StartEngine,
+    start: StartEngine, keys: dict[str, Any]
 ) -> None:
     """With the exact proximal policy ρ leaves 1 only by the updates before; on-policy a first one stops nothing."""
-    loss = make_loss(kind="decoupled_ppo", epochs=4, low=1e-3, high=1e-3)
-    engine = start(objective=Objective(advantage=RETURNS.advantage, loss=loss))
+    engine = start(objective=Objective(advantage=RETURNS.advantage, loss=make_loss(**keys)))
     assert engine.train_step(make_batch(), 0.0).clip_share == 0.0
     assert engine.train_step(make_batch(), 1e-2).clip_share > 0.1
 
