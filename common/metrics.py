@@ -65,7 +65,7 @@ class Metric:
     reasons: tuple[str, ...] = ()
     """All values that the label `reason` may have."""
     exemplar: bool = False
-    """Whether an observation names its ticket, which `horizonrl lineage --ticket` follows."""
+    """Whether an observation names its ticket, which `horizonrl history lineage --ticket` follows."""
 
 
 RUN_FINISHED = Metric(

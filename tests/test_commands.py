@@ -5,13 +5,13 @@ environment; nothing is started. What the main commands do is tried elsewhere, b
 
 | command | test |
 |---|---|
-| `train`, `export`, `replay` | `tests/process/test_train.py` |
+| `train`, `export`, `history replay` | `tests/process/test_train.py` |
 | `broker`, `controller`, `learner`, `actor` | `tests/process/test_roles.py`, with keys `test_secured.py` |
 | `python -m tests.faults chaos` | `tests/process/test_chaos.py` |
 | the commands of `examples/*/README.md` | `tests/examples` |
 | metrics of a run in a real Prometheus | `tests/process/test_observed.py` |
 | `envs list`, `envs check` | `tests/envs/test_your_own.py` |
-| `status`, `report`, `lineage`, `dataset`, `track`, `eval`, `demos`, `doctor`, `config` | `tests/ops` |
+| `status`, `report`, `history`, `dataset`, `track`, `eval`, `demos`, `doctor`, `config` | `tests/ops` |
 """
 
 import inspect
@@ -93,7 +93,7 @@ def test_a_command_that_prose_mentions_has_these_options(
     name, *rest = words(command)
     if name.startswith("-"):
         return
-    deeper = rest[:1] if name == "study" or [name, *rest[:1]] == ["broker", "keys"] else []
+    deeper = rest[:1] if name in ("history", "study") or [name, *rest[:1]] == ["broker", "keys"] else []
     deeper = [word for word in deeper if not stands_for_another(word)]
     with pytest.raises(SystemExit) as ended:
         parse([name, *deeper, "--help"])

@@ -1,7 +1,7 @@
 """The recorder: writes down what each step and each evaluation came to.
 
 Place in the flow: **Version** and **result** → run directory, Prometheus and log. The journal's files come first: they
-are what `horizonrl status`, the report and `horizonrl replay` read.
+are what `horizonrl status`, the report and `horizonrl history replay` read.
 """
 
 import asyncio

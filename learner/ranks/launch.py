@@ -1,6 +1,6 @@
 """What each of the learner's ranks runs: an engine. Rank 0 leads with it, the others follow; `spawn.py` starts them.
 
-Used by the learner and by `horizonrl replay`, which trains without a broker to announce anything to.
+Used by the learner and by `horizonrl history replay`, which trains without a broker to announce anything to.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The launcher of this machine's ranks: one process per rank, all of which end together.
 
 Place in the flow: `nodes.py` says where this machine's ranks stand among those of other machines; `launch.py` is what
-each rank runs. The launcher only waits, and imports no torch. Used by the learner and by `horizonrl replay`.
+each rank runs. The launcher only waits, and imports no torch. Used by the learner and by `horizonrl history replay`.
 """
 
 import asyncio

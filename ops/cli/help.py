@@ -31,8 +31,13 @@ class CommandParser(argparse.ArgumentParser):
 
     sections: Sequence[str] | None = ()
     """The sections of the config that the help lists; None lists all."""
+    verbs: "Commands | None" = None
+    """The commands in this one."""
 
     def format_help(self) -> str:
+        if self.verbs is not None:
+            self.formatter_class = argparse.RawDescriptionHelpFormatter
+            self.epilog = f"those are:\n{self.verbs.list_summaries()}"
         if self.sections is None or self.sections:
             self.formatter_class = argparse.RawDescriptionHelpFormatter
             self.description = textwrap.fill(self.description or "", WIDTH)
@@ -68,8 +73,21 @@ class Commands:
         command = self._subparsers.add_parser(name, description=description)
         command.set_defaults(execute=execute, takes_overrides=overrides)
         command.sections = None if keys else sections
-        self.summaries[name] = description.partition(". ")[0].removesuffix(".")
+        self._summarise(name, description)
         return command
+
+    def add_group(self, name: str, description: str, metavar: str) -> "Commands":
+        """Declare a command that consists of others; return where those are declared."""
+        command = self._subparsers.add_parser(name, description=description)
+        verbs = command.add_subparsers(
+            dest=name, required=True, metavar=metavar, help="one of those below"
+        )
+        command.verbs = Commands(verbs)
+        self._summarise(name, description)
+        return command.verbs
+
+    def _summarise(self, name: str, description: str) -> None:
+        self.summaries[name] = description.partition(". ")[0].removesuffix(".")
 
     def list_summaries(self) -> str:
         """Return a line for each command, or more where its summary is long."""

@@ -8,6 +8,7 @@ from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.ops.cli.commands import (
     benchmarks,
     evaluation,
+    history,
     inspection,
     publishing,
     setup,
@@ -16,7 +17,7 @@ from horizonrl.ops.cli.commands import (
 from horizonrl.ops.cli.help import CommandParser, Commands, refuse_overrides, refuse_unknown
 from horizonrl.ops.cli.overrides import split_overrides
 
-GROUPS = (training, inspection, evaluation, publishing, benchmarks, setup)
+GROUPS = (training, inspection, history, evaluation, publishing, benchmarks, setup)
 """In the order in which `horizonrl --help` lists them."""
 
 

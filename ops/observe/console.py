@@ -308,7 +308,7 @@ def next_commands(config: RunConfig, command: str, taken: int) -> dict[str, str]
     start = re.sub(rf" {key}[ =]\S+", "", command)  # the command may have set the key before
     return {
         f"horizonrl eval {run_dir} --out {evaluation}": "measures success on held-out tasks, with intervals",
-        f"horizonrl lineage {run_dir} --version {taken}": "shows which groups made the last version",
+        f"horizonrl history lineage {run_dir} --version {taken}": "shows which groups made the last version",
         f"{start} {key} {2 * steps}": "trains on from here",
     }
 

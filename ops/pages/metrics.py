@@ -26,7 +26,7 @@ leaves out are counters if they end with `_total`, otherwise gauges with the val
 
 Each role serves `/metrics` on one port ([how to scrape it](watching.md#metrics-and-alerts)); of a learner's ranks
 only the first does. Counters and histograms start at 0. A gauge appears with its first value. An exemplar, in a scrape
-in OpenMetrics format, is a ticket's id, which `horizonrl lineage RUN_DIR --ticket ID` follows.
+in OpenMetrics format, is a ticket's id, which `horizonrl history lineage RUN_DIR --ticket ID` follows.
 
 | label | values |
 |---|---|

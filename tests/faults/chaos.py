@@ -1,7 +1,7 @@
 """`python -m tests.faults chaos`: kill, stop, delay and repeat at random, then see that nothing is lost or done twice.
 
 A seeded plan (`plan.py`, `storm.py`) disturbs a real run of every role. The run then finishes by itself and is judged
-by what it left behind (`verdict.py`). Last, `horizonrl replay` trains the same log once more without any disturbance
+by what it left behind (`verdict.py`). Last, `horizonrl history replay` trains the same log once more without any disturbance
 and has to get the same weights in every step.
 """
 
@@ -159,7 +159,7 @@ async def finish(whole: Cluster, settings: Sequence[str]) -> None:
 
 
 async def replayed(whole: Cluster, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Train the log once more with `horizonrl replay`, span by span (after, to); return its reports as one."""
+    """Train the log once more with `horizonrl history replay`, span by span (after, to); return its reports as one."""
     steps: list[Any] = []
     for after, to in spans:
         report = await _replayed(whole, after, to)
@@ -177,6 +177,7 @@ async def _replayed(whole: Cluster, after: int, to: int) -> dict[str, Any]:
     # Past the proxies: nothing disturbs the replay.
     past = f"--broker.url={whole.servers.direct_url}"
     words = (
+        "history",
         "replay",
         str(whole.config.run_dir),
         "--from",

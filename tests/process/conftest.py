@@ -78,16 +78,17 @@ class Workplace:
     def start(
         self, role: str, *overrides: str, place: Path | None = None, on: Machine = HERE
     ) -> subprocess.Popen[bytes]:
-        """Start `horizonrl ROLE` on the recipe, or on `place`; its output goes to a file that a failing test shows."""
+        """Start `horizonrl ROLE`, of one word or two, on the recipe, or on `place`; its output goes to a file that a failing test shows."""
         number = len(self.started)
-        with (self.root / f"{number}-{role}.log").open("wb") as sink:
+        words = role.split()
+        with (self.root / f"{number}-{words[-1]}.log").open("wb") as sink:
             process = subprocess.Popen(
                 [
                     *on.prefix,
                     sys.executable,
                     "-m",
                     "horizonrl.ops.cli.main",
-                    role,
+                    *words,
                     str(place or self.recipe),
                     *overrides,
                 ],

@@ -124,7 +124,7 @@ def test_a_run_goes_on_from_a_backup_of_its_directory_of_its_broker_and_of_both(
     )
     assert set(ends.values()) == {1}
     replay = workplace.start(
-        "replay", "--from", "0", f"--broker.url={run.url}", place=workplace.run_dir
+        "history replay", "--from", "0", f"--broker.url={run.url}", place=workplace.run_dir
     )
     assert replay.wait(120) == 0, workplace.logs()
     assert (

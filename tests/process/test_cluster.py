@@ -67,6 +67,7 @@ def test_a_run_survives_the_death_of_the_leader_of_its_log(workplace: Workplace)
         sys.executable,
         "-m",
         "horizonrl.ops.cli.main",
+        "history",
         "replay",
         str(workplace.run_dir),
         "--from",

@@ -88,7 +88,7 @@ def test_a_context_that_fills_up_is_summarised_and_learner_and_actor_agree_on_ea
             range(len(episode["branches"]) + 1)
         )
         assert len(episode["turns"]) <= 8
-    replay = workplace.start("replay", "--from", "0", place=workplace.run_dir)
+    replay = workplace.start("history replay", "--from", "0", place=workplace.run_dir)
     assert replay.wait(120) == 0, workplace.logs()
 
 
@@ -179,7 +179,7 @@ def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(
     assert exported["success_rate"] == max(line["success_rate"] or 0.0 for line in evals)
 
     answer = workplace.root / "replayed.json"
-    replay = workplace.start("replay", "--from=0", "--json", str(answer), place=workplace.run_dir)
+    replay = workplace.start("history replay", "--from=0", "--json", str(answer), place=workplace.run_dir)
     assert replay.wait(120) == 0, workplace.logs()
     replayed = json.loads(answer.read_text())
     assert [step["equal"] for step in replayed["steps"]] == [True] * 8

@@ -22,20 +22,10 @@ def add(commands: Commands) -> None:
     description = (
         "Train a study's variants under its seeds and compare them; look back at finished runs."
     )
-    study = commands.add("study", description, _no_name)
-    names = study.add_subparsers(
-        dest="study", required=True, metavar="NAME", help="one of those below"
-    )
-    studies = Commands(names)
+    studies = commands.add_group("study", description, "NAME")
     _add_learning(studies)
     _add_sampling(studies)
     _add_timeline(studies)
-    study.epilog = f"studies:\n{studies.list_summaries()}"
-    study.formatter_class = argparse.RawDescriptionHelpFormatter
-
-
-def _no_name(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    raise AssertionError("the parser requires a NAME")
 
 
 def _add_bench(commands: Commands) -> None:

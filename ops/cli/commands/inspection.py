@@ -6,7 +6,6 @@ from pathlib import Path
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.cli.help import (
     Commands,
-    add_json,
     add_run_dir,
     make_request,
     new_file,
@@ -25,8 +24,6 @@ def add(commands: Commands) -> None:
     track = commands.add("track", description, _track)
     add_run_dir(track)
     switch(track, "--follow", "keep going until SIGTERM, as a running learner does")
-    _add_lineage(commands)
-    _add_replay(commands)
 
 
 def _add_status(commands: Commands) -> None:
@@ -100,46 +97,3 @@ def _track(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.observe.tracking import track
 
     return track(arguments.run_dir, overrides, follow=arguments.follow)
-
-
-def _add_lineage(commands: Commands) -> None:
-    description = "Show the groups that made a version, or what became of a ticket."
-    lineage = commands.add("lineage", description, _lineage, overrides=False)
-    add_run_dir(lineage)
-    wanted = lineage.add_mutually_exclusive_group(required=True)
-    option(wanted, "--version", "N", "the version that step N made", type=int)
-    option(wanted, "--ticket", "ID", "a ticket's id, such as train-00000042")
-
-
-def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.cli.lineage import show_ticket, show_version
-
-    if arguments.ticket is not None:
-        return show_ticket(arguments.run_dir, arguments.ticket)
-    return show_version(arguments.run_dir, arguments.version)
-
-
-def _add_replay(commands: Commands) -> None:
-    replay = commands.add(
-        "replay", "Retrain steps from a checkpoint and the log; compare digests.", _replay
-    )
-    add_run_dir(replay)
-    option(
-        replay,
-        "--from",
-        "STEP",
-        "step of a kept checkpoint, or 0",
-        dest="first",
-        type=int,
-        required=True,
-    )
-    option(
-        replay, "--to", "STEP", "last step; that of the ledger by default", dest="last", type=int
-    )
-    add_json(replay, "comparison")
-
-
-def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.cli.replay import ReplayRequest, replay_run
-
-    return replay_run(make_request(ReplayRequest, arguments, overrides=overrides))

@@ -223,7 +223,7 @@ def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_un
         if "horizonrl" in line
     ]
     parsed = [parse(shlex.split(command)[1:]) for command in commands]
-    assert [arguments.command for arguments, _ in parsed] == ["eval", "lineage", "train"]
+    assert [arguments.command for arguments, _ in parsed] == ["eval", "history", "train"]
     assert parsed[2][1] == ["--rl.steps", "20"]
 
 

@@ -62,7 +62,7 @@ def test_an_option_that_was_turned_off_stays_off_when_the_run_resumes(tmp_path: 
     assert read_config(config.run_dir).loss.dual_clip is None
 
 
-@pytest.mark.parametrize("command", [["status"], ["replay", "--from", "0"]])
+@pytest.mark.parametrize("command", [["status"], ["history", "replay", "--from", "0"]])
 def test_no_secret_goes_to_a_broker_that_the_operator_has_not_named(
     command: list[str],
     tmp_path: Path,

@@ -15,7 +15,7 @@ READERS = {
     "metrics.jsonl": (["status"], ["report"]),
     "evals.jsonl": (["status"], ["report"]),
     "lineages.jsonl": (["report"],),
-    "ledger.jsonl": (["lineage", "--version", "2"],),
+    "ledger.jsonl": (["history lineage", "--version", "2"],),
 }
 DAMAGE = {
     "is not JSON": (b"garbage\n", b"\0\0\0\0\n", b'{"a": "\xe9"}\n', b"[" * 5_000 + b"\n"),
@@ -42,7 +42,7 @@ def test_a_damaged_line_is_one_message_with_its_place(
             for line in lines:
                 file.write_bytes(first + b"\n" + line + rest)
                 for command, *options in READERS[name]:
-                    assert main([command, str(run_dir), *options]) == 2
+                    assert main([*command.split(), str(run_dir), *options]) == 2
                     assert f"{file}, line 2 {said}" in capsys.readouterr().err
     finally:
         file.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""`horizonrl lineage`: which groups made a version, and the other way, what became of a ticket."""
+"""`horizonrl history lineage`: which groups made a version, and the other way, what became of a ticket."""
 
 from pathlib import Path
 

@@ -12,7 +12,7 @@ from horizonrl.learner.engine.backends.hash import HashEngine
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.loop.recovery import machine
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.cli.replay import ReplayRequest, _ranks, divide, may_differ, reasons_to_differ
+from horizonrl.ops.history.replay import ReplayRequest, _ranks, divide, may_differ, reasons_to_differ
 from horizonrl.ops.rundir.directory import write_config
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import InlineExecutor, World

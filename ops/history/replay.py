@@ -1,4 +1,4 @@
-"""`horizonrl replay`: retrain a run's steps from a checkpoint and its group log, and compare every digest."""
+"""`horizonrl history replay`: retrain a run's steps from a checkpoint and its group log, and compare every digest."""
 
 import json
 import math

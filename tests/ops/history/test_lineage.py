@@ -36,7 +36,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_a_version_is_traced_to_its_groups(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lineage", str(run_dir), "--version", "1"]) == 0
+    assert main(["history", "lineage", str(run_dir), "--version", "1"]) == 0
     shown = capsys.readouterr().out
     for word in (
         "train-00000001",
@@ -61,7 +61,7 @@ def test_a_version_is_traced_to_its_groups(
 def test_a_ticket_is_traced_to_its_end(
     run_dir: Path, ticket: str, end: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lineage", str(run_dir), "--ticket", ticket]) == 0
+    assert main(["history", "lineage", str(run_dir), "--ticket", ticket]) == 0
     assert capsys.readouterr().out == f"{ticket}: {end}\n"
 
 
@@ -75,7 +75,7 @@ def test_a_ticket_is_traced_to_its_end(
 def test_what_the_ledger_does_not_hold_is_said(
     run_dir: Path, asked: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lineage", str(run_dir), *asked]) == 2
+    assert main(["history", "lineage", str(run_dir), *asked]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -89,5 +89,5 @@ def test_what_the_ledger_does_not_hold_is_said(
 def test_a_replay_that_is_not_possible_says_what_is(
     run_dir: Path, asked: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", str(run_dir), *asked]) in (1, 2)
+    assert main(["history", "replay", str(run_dir), *asked]) in (1, 2)
     assert message in capsys.readouterr().err

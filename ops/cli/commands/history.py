@@ -1,0 +1,56 @@
+"""`history`: what made a version, where two runs part, and runs that go on from any step of another."""
+
+import argparse
+
+from horizonrl.ops.cli.help import Commands, add_json, add_run_dir, make_request, option
+
+TITLE = "Version control"
+
+
+def add(commands: Commands) -> None:
+    description = "Trace, compare and rebuild what a run was trained on."
+    verbs = commands.add_group("history", description, "VERB")
+    _add_lineage(verbs)
+    _add_replay(verbs)
+
+
+def _add_lineage(verbs: Commands) -> None:
+    description = "Show the groups that made a version, or what became of a ticket."
+    lineage = verbs.add("lineage", description, _lineage, overrides=False)
+    add_run_dir(lineage)
+    wanted = lineage.add_mutually_exclusive_group(required=True)
+    option(wanted, "--version", "N", "the version that step N made", type=int)
+    option(wanted, "--ticket", "ID", "a ticket's id, such as train-00000042")
+
+
+def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.lineage import show_ticket, show_version
+
+    if arguments.ticket is not None:
+        return show_ticket(arguments.run_dir, arguments.ticket)
+    return show_version(arguments.run_dir, arguments.version)
+
+
+def _add_replay(verbs: Commands) -> None:
+    description = "Retrain steps from a checkpoint and the log; compare digests."
+    replay = verbs.add("replay", description, _replay)
+    add_run_dir(replay)
+    option(
+        replay,
+        "--from",
+        "STEP",
+        "step of a kept checkpoint, or 0",
+        dest="first",
+        type=int,
+        required=True,
+    )
+    option(
+        replay, "--to", "STEP", "last step; that of the ledger by default", dest="last", type=int
+    )
+    add_json(replay, "comparison")
+
+
+def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.replay import ReplayRequest, replay_run
+
+    return replay_run(make_request(ReplayRequest, arguments, overrides=overrides))

@@ -1,0 +1,1 @@
+"""`horizonrl history`: version control for runs, from their ledgers, logs and weights."""
