@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from horizonrl.broker.continuity import resume_position
 from horizonrl.common.config.changes import config_changes
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, LogGap
@@ -36,6 +38,8 @@ log = get_logger()
 
 CPU_KINDS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 """Flags of a processor by which torch and oneDNN choose their kernels."""
+CODE = [Path(__file__).parents[2] / package for package in ("broker", "common", "learner")]
+"""What turns a log into versions."""
 LORA_RANK = "lora.rank"
 UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError)
 """What a file raises that has the right size and the wrong bytes."""
@@ -315,7 +319,7 @@ class Recovery:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Return what digests depend on apart from groups and config: the processor's kind, torch, and the threads."""
+    """Return what digests depend on apart from groups and config: processor, torch, threads, and the code itself."""
     # From files, because a learner with the backend `hash` imports no torch.
     flags: set[str] = set()
     with suppress(OSError):
@@ -325,7 +329,15 @@ def machine(threads: int) -> dict[str, Any]:
         )
     kinds = [name for name in CPU_KINDS if name in flags]
     torch = version("torch") if find_spec("torch") else None
-    return {"cpu": " ".join([platform.machine(), *kinds]), "torch": torch, "threads": threads}
+    code = xxhash.xxh3_64()
+    for file in sorted(file for folder in CODE for file in folder.rglob("*.py")):
+        code.update(file.read_bytes())
+    return {
+        "cpu": " ".join([platform.machine(), *kinds]),
+        "torch": torch,
+        "threads": threads,
+        "code": code.hexdigest(),
+    }
 
 
 def check_directory(run_dir: Path, began_here: bool, earlier: Progress | None) -> None:

@@ -146,10 +146,11 @@ class Journal:
 
 def _write_group(file: TextIO, group: Group) -> None:
     for episode in group.episodes:
-        file.write(json.dumps(_readable(group, episode.index)) + "\n")
+        file.write(json.dumps(readable_episode(group, episode.index)) + "\n")
 
 
-def _readable(group: Group, index: int) -> dict[str, Any]:
+def readable_episode(group: Group, index: int, digits: int | None = 3) -> dict[str, Any]:
+    """Return an episode as its line has it; `digits` is how far its logprobs are rounded, None leaves them exact."""
     episode = group.episodes[index]
     return {
         "ticket": group.ticket.ticket_id,
@@ -173,7 +174,10 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
                 "versions": sorted({span.version for span in turn.spans}),
                 "ids": list(turn.output_ids),
                 # Rounded for readers: what was trained is in the log, to the last bit.
-                "logprobs": [round(logprob, 3) for logprob in turn.logprobs],
+                "logprobs": [
+                    logprob if digits is None else round(logprob, digits)
+                    for logprob in turn.logprobs
+                ],
                 "spans": [[span.version, span.lineage, span.tokens] for span in turn.spans],
                 **({} if episode.linear else {"branch": turn.branch, "trained": turn.trained}),
             }

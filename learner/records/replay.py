@@ -48,7 +48,8 @@ class Replay:
     log: GroupLog
     engine: EngineThread
     rules: Rules
-    scratch_dir: Path
+    frame: Path
+    """The file in which each step's weights take the place of those before."""
     lineages: Sequence[Mapping[str, Any]] = ()
     """Lines of `lineages.jsonl`: they show where the broker had lost a part of the log."""
     kept_in: Path | None = None
@@ -118,13 +119,12 @@ class Replay:
                 step, equal=trained == line["trained"] and batch.digest() == line["data_digest"]
             )
             stats = await self.engine.train_step(batch, self.schedule.lr(batch.version))
-            frame = self.scratch_dir / "replayed.safetensors"
             yield ReplayedStep(
                 step=step,
                 stats=stats,
                 groups_equal=trained == line["trained"],
                 data_equal=batch.digest() == line["data_digest"],
-                weights_equal=await self.engine.write_weights(frame) == line["weights_digest"],
+                weights_equal=await self.engine.write_weights(self.frame) == line["weights_digest"],
             )
         await reader.close()
         if self.kept_in is not None:

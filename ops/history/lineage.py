@@ -13,7 +13,7 @@ from horizonrl.ops.terminal.console import plain_console
 
 def show_version(run_dir: Path, version: int) -> int:
     """Print the groups whose training made a version."""
-    files = _files(run_dir)
+    files = ledger_files(run_dir)
     line = next((line for line in files.ledger if line["version"] == version), None)
     if line is None:
         newest = files.ledger[-1]["version"]
@@ -51,7 +51,7 @@ def show_version(run_dir: Path, version: int) -> int:
 
 def show_ticket(run_dir: Path, ticket_id: str) -> int:
     """Print how a ticket ended, and which version it went into."""
-    end = next((end for end in _files(run_dir).ends() if end.ticket == ticket_id), None)
+    end = next((end for end in ledger_files(run_dir).ends() if end.ticket == ticket_id), None)
     if end is None:
         raise ConfigError(
             f"no ticket {ticket_id} has ended in {run_dir}: ids look like train-00000042"
@@ -66,7 +66,8 @@ def show_ticket(run_dir: Path, ticket_id: str) -> int:
     return 0
 
 
-def _files(run_dir: Path) -> Files:
+def ledger_files(run_dir: Path) -> Files:
+    """Return the journal of a run. Raises ConfigError if it has taken no step."""
     read_config(run_dir)  # says so if it is not a run directory
     files = Files.read(run_dir)
     if not files.ledger:

@@ -68,7 +68,7 @@ def replay_run(request: ReplayRequest) -> int:
     check_broker_named(config, request.run_dir, request.overrides)
     start = _start(request.run_dir, request.first, config.learner)
     lineages = read_lines(request.run_dir / LINEAGES)
-    parts = divide(request, _ledger(request), lineages)
+    parts = divide(request.run_dir, request.overrides, _ledger(request), lineages)
     for part in parts:
         require_backend(part.config.learner)
     # Here, however many machines trained the run: a digest depends on the number of ranks, not on where they are.
@@ -87,13 +87,14 @@ def replay_run(request: ReplayRequest) -> int:
 
 
 def divide(
-    request: ReplayRequest,
+    run_dir: Path,
+    overrides: Sequence[str],
     ledger: Sequence[Mapping[str, Any]],
     lineages: Sequence[Mapping[str, Any]],
 ) -> list[Part]:
     """Divide steps by the config that they were trained with: each start of the learner records what it changed.
 
-    The request's overrides go on top of each.
+    The overrides go on top of each.
     """
 
     def former(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def divide(
     parts = []
     for changes, lines in groupby(ledger, key=former):
         undone = [f"--{key}={_argument(before)}" for key, before in changes.items()]
-        parts.append(Part(read_config(request.run_dir, [*undone, *request.overrides]), list(lines)))
+        parts.append(Part(read_config(run_dir, [*undone, *overrides]), list(lines)))
     return parts
 
 
@@ -172,42 +173,40 @@ async def _replay(
         nonlocal start
         rules = collecting_rules(part.config, vocabulary).of_model(identity)
         signer = TicketSigner.load(part.config.run.name, part.config.broker.ticket_key)
-        with scratch() as frames:
-            async with _log_of(request.run_dir, part.config) as transport:
-                log = GroupLog(transport, signer)
-                replay = Replay(
-                    part.config, transport, log, engine, rules, frames, lineages, end_dir
-                )
-                async for done in replay.steps(start, part.ledger):
-                    row = {
-                        "step": done.step,
-                        "phase": part.config.phase(done.step - 1)[0].value,
-                        "groups_equal": done.groups_equal,
-                        "data_equal": done.data_equal,
-                        "weights_equal": done.weights_equal,
-                        "equal": done.equal,
-                        "trained_tokens": done.stats.trained_tokens,
-                        "loss": done.stats.loss if math.isfinite(done.stats.loss) else None,
-                        "loss_then": then.get(done.step, {}).get("loss"),
-                    }
-                    rows.append(row)
+        async with open_log(request.run_dir, part.config) as transport:
+            log = GroupLog(transport, signer)
+            replay = Replay(part.config, transport, log, engine, rules, frame, lineages, end_dir)
+            async for done in replay.steps(start, part.ledger):
+                row = {
+                    "step": done.step,
+                    "phase": part.config.phase(done.step - 1)[0].value,
+                    "groups_equal": done.groups_equal,
+                    "data_equal": done.data_equal,
+                    "weights_equal": done.weights_equal,
+                    "equal": done.equal,
+                    "trained_tokens": done.stats.trained_tokens,
+                    "loss": done.stats.loss if math.isfinite(done.stats.loss) else None,
+                    "loss_then": then.get(done.step, {}).get("loss"),
+                }
+                rows.append(row)
         start = replay.end
 
     with scratch() as folder:
+        frame = folder / "replayed.safetensors"
         for number, part in enumerate(parts, 1):
             end_dir = folder / f"part-{number}" if number < len(parts) else None
             await on_ranks(engine_settings(part.config, model_dir), partial(lead, part, end_dir))
 
 
 @asynccontextmanager
-async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
+async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
     """Open the broker with the run's log: that of its config if it answers, else a new one on the run's files."""
     try:
         # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
         probe = config.broker.model_copy(
             update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)}
         )
-        transport = await connect(config.run.name, probe, Role.LEARNER)
+        transport = await connect(config.run.name, probe, Role.LEARNER, existing=True)
     # ConfigError: the config of a run with its own broker has no broker.url.
     except (BrokerUnreachable, ConfigError) as error:
         if not (run_dir / "nats").is_dir():
@@ -216,7 +215,9 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
             ) from None
         async with EmbeddedServer(run_dir / "nats", config.broker.nats.durability) as server:
             section = config.broker.model_copy(update={"url": server.url})
-            async with connected(config.run.name, section, Role.LEARNER) as transport:
+            async with connected(
+                config.run.name, section, Role.LEARNER, existing=True
+            ) as transport:
                 yield transport
         return
     try:

@@ -121,7 +121,7 @@ A lineage begins each time a learner resumes from a checkpoint.
 ## How to make it again
 
 With this as `recipe.toml`, `horizonrl train recipe.toml`. The broker and the actors' speed decide which episodes a
-step is made of, so a second run is alike and not identical; `horizonrl history replay` of the run's own log is identical.
+step is made of, so a second run is alike and not identical; `horizonrl history replay` of the run's log is identical.
 
 ```toml
 {recipe(config)}```

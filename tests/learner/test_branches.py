@@ -122,7 +122,7 @@ def test_a_model_trains_on_branching_groups_and_a_replay_makes_the_same_weights(
             GroupLog(transport),
             EngineThread(engine(), InlineExecutor()),
             world.rules,
-            world.config.run_dir,
+            world.config.run_dir / "frame",
         )
         return [done.equal async for done in replay.steps(None, world.ledger())]
 

@@ -125,7 +125,7 @@ def replay_of(world: World) -> Replay:
         GroupLog(transport),
         engine,
         world.rules,
-        world.config.run_dir,
+        world.config.run_dir / "frame",
         lineages,
     )
 

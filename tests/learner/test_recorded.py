@@ -43,7 +43,8 @@ def test_a_recorded_run_replays_to_the_same_digests(tmp_path: Path, resumed: boo
             data = base64.b64decode(message["data"])
             await transport.publish(message["subject"], data, message_id=message["id"])
         engine = EngineThread(HashEngine(), InlineExecutor())
-        replay = Replay(world.config, transport, GroupLog(transport), engine, world.rules, tmp_path)
+        log, frame = GroupLog(transport), tmp_path / "frame"
+        replay = Replay(world.config, transport, log, engine, world.rules, frame)
         replayed = [step async for step in replay.steps(start, ledger)]
         assert [step.step for step in replayed] == [line["step"] for line in ledger]
         assert all(step.equal for step in replayed)

@@ -56,7 +56,7 @@ class LivingWorld(World):
     async def _learn_on(self) -> None:
         while True:
             try:
-                return await self._relive("learner", self._learn)
+                return await self._relive("learner", self.learn)
             except* (LogGap, StateConflict):
                 self.lives["learner"] += 1
 

@@ -177,7 +177,7 @@ class World:
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
             actor = group.create_task(self._relive("actor", self._act))
             controller = group.create_task(self._relive("controller", self._control))
-            await self._relive("learner", self._learn)
+            await self._relive("learner", self.learn)
             await controller
             actor.cancel()
 
@@ -201,7 +201,7 @@ class World:
     async def _control(self, transport: MortalTransport) -> None:
         await build_controller(self.config, transport, SOURCES, self.metrics, self.eval_tasks).run()
 
-    async def _learn(self, transport: MortalTransport) -> None:
+    async def learn(self, transport: MortalTransport) -> None:
         await self.learner(transport).run()
 
     def learner(
@@ -301,9 +301,8 @@ class World:
         self._check_journal(lines)
         await self._check_evaluations(transport)
         engine = EngineThread(HashEngine(), InlineExecutor())
-        replay = Replay(
-            self.config, transport, GroupLog(transport), engine, self.rules, self.config.run_dir
-        )
+        log, frame = GroupLog(transport), self.run_root / "frame"
+        replay = Replay(self.config, transport, log, engine, self.rules, frame)
         assert all([done.equal async for done in replay.steps(None, lines)])
 
     async def _check_evaluations(self, transport: MemoryTransport) -> None:

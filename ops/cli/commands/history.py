@@ -1,6 +1,7 @@
 """`history`: what made a version, where two runs part, and runs that go on from any step of another."""
 
 import argparse
+from pathlib import Path
 
 from horizonrl.ops.cli.help import Commands, add_json, add_run_dir, make_request, option
 
@@ -12,6 +13,7 @@ def add(commands: Commands) -> None:
     verbs = commands.add_group("history", description, "VERB")
     _add_lineage(verbs)
     _add_replay(verbs)
+    _add_diff(verbs)
 
 
 def _add_lineage(verbs: Commands) -> None:
@@ -54,3 +56,28 @@ def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.history.replay import ReplayRequest, replay_run
 
     return replay_run(make_request(ReplayRequest, arguments, overrides=overrides))
+
+
+def _add_diff(verbs: Commands) -> None:
+    description = (
+        "Show the first step at which two runs differ, and why. "
+        "Exit code 0: no difference; 1: there is one; 2: they cannot be compared."
+    )
+    diff = verbs.add("diff", description, _diff)
+    option(diff, "run_dirs", "RUN_DIR", "the two runs", nargs="+", type=Path)
+    option(
+        diff,
+        "--at",
+        "STEP",
+        "compare these two steps: of one run, or the first of one and the second of the other",
+        dest="steps",
+        nargs=2,
+        type=int,
+    )
+    add_json(diff, "difference")
+
+
+def _diff(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.diff import DiffRequest, show_difference
+
+    return show_difference(make_request(DiffRequest, arguments, overrides=overrides))

@@ -12,7 +12,7 @@ from horizonrl.learner.engine.backends.hash import HashEngine
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.loop.recovery import machine
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.history.replay import ReplayRequest, _ranks, divide, may_differ, reasons_to_differ
+from horizonrl.ops.history.replay import _ranks, divide, may_differ, reasons_to_differ
 from horizonrl.ops.rundir.directory import write_config
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import InlineExecutor, World
@@ -49,7 +49,7 @@ def test_steps_are_replayed_with_the_config_that_they_were_trained_with(tmp_path
         run_dir = worlds[0].config.run_dir
         write_config(worlds[-1].config)
         lineages = read_lines(run_dir / "lineages.jsonl")
-        parts = divide(ReplayRequest(run_dir, 0, None, None, ()), worlds[0].ledger(), lineages)
+        parts = divide(run_dir, (), worlds[0].ledger(), lineages)
         assert [(part.config.rl.lr, part.config.rl.groups_per_step, len(part.ledger)) for part in parts] == [
             (worlds[0].config.rl.lr, 2, 7), (0.5, 3, 4), (0.5, 3, 4),
         ]  # fmt: skip
@@ -58,7 +58,14 @@ def test_steps_are_replayed_with_the_config_that_they_were_trained_with(tmp_path
             engine = EngineThread(HashEngine(), InlineExecutor())
             log, end_dir = GroupLog(transport), tmp_path / f"part-{number}"
             replay = Replay(
-                part.config, transport, log, engine, world.rules, tmp_path, lineages, end_dir
+                part.config,
+                transport,
+                log,
+                engine,
+                world.rules,
+                tmp_path / "frame",
+                lineages,
+                end_dir,
             )
             assert all([done.equal async for done in replay.steps(start, part.ledger)])
             start = replay.end
@@ -77,18 +84,13 @@ def test_an_override_of_a_replay_goes_on_top_of_what_a_run_changed_and_ranks_tha
         {"lineage": 0, "from_step": 0},
         {"lineage": 1, "from_step": 2, "changed": changed},
     ]
-    before, after = divide(
-        ReplayRequest(config.run_dir, 0, None, None, ("--rl.lr=0.125",)), ledger, lineages
-    )
+    before, after = divide(config.run_dir, ("--rl.lr=0.125",), ledger, lineages)
     assert [before.config.rl.lr, after.config.rl.lr] == [0.125, 0.125]
     assert [len(before.ledger), len(after.ledger)] == [2, 3]
     assert before.config.loss.kl_max is None and before.config.model.name == after.config.model.name
-    assert (
-        divide(ReplayRequest(config.run_dir, 0, None, None, ()), ledger, lineages)[0].config.rl.lr
-        == 0.25
-    )
+    assert divide(config.run_dir, (), ledger, lineages)[0].config.rl.lr == 0.25
     changed["learner.ranks"] = [1, 2]
-    apart = divide(ReplayRequest(config.run_dir, 0, None, None, ()), ledger, lineages)
+    apart = divide(config.run_dir, (), ledger, lineages)
     with pytest.raises(ConfigError, match=r"on 1 ranks up to step 2 and on 2 .*--to 2, .*--from 2"):
         _ranks(apart)
     assert _ranks(apart[1:]) == 2

@@ -242,5 +242,5 @@ def test_after_a_start_with_fewer_steps_than_taken_the_commands_go_on_from_the_l
 ) -> None:
     config = RunConfig.load([], [f"--run.root={tmp_path / 'my runs'}", "--rl.steps=3"])
     (_, lineage, more) = next_commands(config, "horizonrl train laptop --rl.steps 3", 151)
-    assert shlex.split(lineage)[2:] == [str(config.run_dir), "--version", "151"]
+    assert shlex.split(lineage)[3:] == [str(config.run_dir), "--version", "151"]
     assert more == "horizonrl train laptop --rl.steps 302"
