@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,11 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "docs" / "studies"
-CLAIMS: list[Mapping[str, Any]] = tomllib.loads((ROOT / "docs" / "claims.toml").read_text())[
-    "claim"
-]
+LISTED: Mapping[str, Any] = tomllib.loads((ROOT / "docs" / "claims.toml").read_text())
+CLAIMS: list[Mapping[str, Any]] = LISTED["claim"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FACTS = ("command", "seeds", "commit", "machine")
+INTERVAL = re.compile(r"\(([+-]?\d[\d.]*)(?: to |-)([+-]?\d[\d.]*)(?: %)?[),]")
 MOST_BYTES = 20_000_000
 """Of all committed studies and their pictures together."""
 
@@ -73,6 +74,52 @@ def test_a_page_holds_the_text_of_a_claim_and_the_text_the_studys_numbers(
     assert claim["text"] in page, f"{claim['page']}: change docs/claims.toml with the page"
     assert claim["numbers"]
     assert list(wrong_numbers(claim, STUDIES)) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_every_interval_is_that_of_a_listed_claim_or_of_a_studys_page(page: str) -> None:
+    # What a console printed stands in a block.
+    lines = [line for line in (ROOT / page).read_text().splitlines() if not line.startswith("    ")]
+    listed = " ".join(claim["text"] for claim in CLAIMS if claim["page"] == page)
+    printed = " ".join(study.read_text() for study in STUDIES.glob("*.md"))
+    intervals = list(INTERVAL.finditer(" ".join(lines)))
+    assert len(intervals) >= 5
+    assert [
+        interval[0]
+        for interval in intervals
+        if interval[0] not in listed and f"({interval[1]}, {interval[2]})" not in printed
+    ] == []
+
+
+def rows(page: Path, head: str) -> list[Mapping[str, str]]:
+    """Return the rows of the table of a page whose first column is called `head`."""
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.read_text().splitlines()
+        if line.startswith("|")
+    ]
+    (at,) = (number for number, row in enumerate(cells) if row[0] == head)
+    table = takewhile(lambda row: len(row) == len(cells[at]), cells[at + 2 :])
+    return [dict(zip(cells[at], row, strict=True)) for row in table]
+
+
+@pytest.mark.parametrize("gains", LISTED["gains"], ids=lambda gains: gains["study"])
+def test_what_a_page_calls_significant_is(gains: Mapping[str, Any]) -> None:
+    assert gains["text"] in " ".join((ROOT / gains["page"]).read_text().split())
+    table = rows(STUDIES / f"{gains['study']}.md", "variant")
+    assert {
+        row["variant"].strip("`") for row in table if float(row["its p"].strip("<")) < 0.05
+    } == set(gains["significant"])
+
+
+def test_each_row_of_the_evidence_names_a_study_and_its_number_of_seeds() -> None:
+    claims = {row["claim"]: row for row in rows(ROOT / "docs" / "evidence.md", "claim")}
+    studied = [row for row in claims.values() if row["seeds"] != "-"]
+    assert len(studied) >= 10
+    for row in studied:
+        study = json.loads((STUDIES / f"{row['study'].strip('`')}.json").read_text())
+        assert int(row["seeds"]) == len(study["seeds"].split(",")), row
+    assert all(row["refuted if"] and row["interval over"] for row in claims.values())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
