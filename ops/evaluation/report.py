@@ -125,17 +125,18 @@ def header(samples: Sequence[int]) -> list[str]:
     ]
 
 
-LAST = ("turns", "tokens", "broken")
+LAST = ("return", "turns", "tokens", "broken")
 
 
 def cells(row: Mapping[str, Any], samples: Sequence[int]) -> list[str]:
-    """Return a row as it is read: n counts episodes; turns and generated tokens are means of an episode."""
+    """Return a row as it is read: n counts episodes; return, turns and generated tokens are means of an episode."""
     return [
         row["scenario"],
         row["task"],
         str(row["episodes"]),
         success(row),
         *(percent(row["pass_at"][str(k)]) for k in _shown(samples)),
+        number(row["return_mean"]),
         number(row["turns_mean"], 1),
         number(row["tokens_mean"], 0),
         percent(row["broken_share"]),

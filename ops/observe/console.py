@@ -25,11 +25,11 @@ from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.models.models import Tell
 from horizonrl.ops.rundir.broker_status import BrokerStatus
-from horizonrl.ops.rundir.files import Files, JournalReader, Line
+from horizonrl.ops.rundir.files import Files, JournalReader, Line, TrainingMeans
 from horizonrl.ops.rundir.troubles import Trouble, TroubleReader, collect, event_time
 from horizonrl.ops.rundir.view import RunView
 from horizonrl.ops.terminal.console import plain_console
-from horizonrl.ops.terminal.figures import clock, duration, interval, number, percent
+from horizonrl.ops.terminal.figures import clock, duration, interval, mean_return, number, percent
 from horizonrl.ops.terminal.waiting import waiting
 
 log = get_logger()
@@ -185,8 +185,10 @@ class Console:
         for line in files.evals:
             key = line["version"], line["lineage"]
             if key not in self._shown_evals:
+                earned = f", {mean_return(line)}" if mean_return(line) else ""
                 self.say(
                     f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes"
+                    f"{earned}"
                 )
                 self._shown_evals.add(key)
         return max(shown, len(files.metrics))
@@ -272,10 +274,10 @@ class Console:
         view, success = self.view(), self._files.success
         self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
         if success.steps:
-            text = f"success in training: {percent(success.last)} over the last {success.steps} RL steps"
-            if len(view.files.rl) > success.steps:
-                text += f", {percent(success.first)} over the first {success.steps}"
-            self.say(text)
+            self._say_means("success", success, percent)
+            # Returns that are only 0 or 1 say the same.
+            if self._files.reward != success:
+                self._say_means("reward", self._files.reward, number)
         if evals := view.files.evals:
             last = evals[-1]
             if view.gain:
@@ -291,6 +293,14 @@ class Console:
             self._config, command, max(view.step, view.steps or 0)
         ).items():
             self.say(f"  {next_command}\n      {purpose}")
+
+    def _say_means(
+        self, what: str, means: TrainingMeans, show: Callable[[float | None], str]
+    ) -> None:
+        text = f"{what} in training: {show(means.last)} over the last {means.steps} RL steps"
+        if len(self._files.rl) > means.steps:
+            text += f", {show(means.first)} over the first {means.steps}"
+        self.say(text)
 
 
 def next_commands(config: RunConfig, command: str, taken: int) -> dict[str, str]:

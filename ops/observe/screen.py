@@ -19,6 +19,7 @@ from horizonrl.ops.terminal.figures import (
     count_noun,
     duration,
     interval,
+    mean_return,
     number,
     percent,
     sparkline,
@@ -96,7 +97,8 @@ def learning(view: RunView) -> Rows:
         last = files.evals[-1]
         trend = sparkline([line["success_rate"] for line in files.evals], TREND, 0.0, 1.0)
         played = f"{last['episodes']} {evaluated_split(last)} episodes"
-        yield "eval", f"{interval(last)} at version {last['version']}, {played}"
+        earned = f", {mean_return(last)}" if mean_return(last) else ""
+        yield "eval", f"{interval(last)} at version {last['version']}, {played}{earned}"
         if len(files.evals) > 1:
             yield "", trend
             yield "", view.gain
@@ -109,19 +111,21 @@ def learning(view: RunView) -> Rows:
 
 
 def _rl(view: RunView) -> Rows:
-    lines, success = view.files.rl, view.files.success
+    lines, success, reward = view.files.rl, view.files.success, view.files.reward
     rates, rewards = (
         [line["success_rate"] for line in lines],
         [line["reward_mean"] for line in lines],
     )
     # Success is drawn from 0 to 1. A reward has no known range and takes that of its own values.
-    text = f"{percent(rates[-1]):>5}  {sparkline(rates, TREND, 0.0, 1.0)}"
+    texts = {
+        "success": f"{percent(rates[-1]):>5}  {sparkline(rates, TREND, 0.0, 1.0)}",
+        "reward": f"{number(rewards[-1]):>5}  {sparkline(rewards, TREND)}",
+    }
     if len(lines) > success.steps:
-        text += (
-            f"  {percent(success.last)} in {success.steps} steps, {percent(success.first)} at first"
-        )
-    yield "success", text
-    yield "reward", f"{number(rewards[-1]):>5}  {sparkline(rewards, TREND)}"
+        recent = f"in {success.steps} steps"
+        texts["success"] += f"  {percent(success.last)} {recent}, {percent(success.first)} at first"
+        texts["reward"] += f"  {number(reward.last)} {recent}, {number(reward.first)} at first"
+    yield from texts.items()
 
 
 def _horizons(view: RunView) -> Rows:

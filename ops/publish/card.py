@@ -21,7 +21,7 @@ from horizonrl.ops.publish.rows import DatasetCounts
 from horizonrl.ops.rundir.directory import public_config
 from horizonrl.ops.rundir.files import Files, evaluated_split
 from horizonrl.ops.rundir.view import RunView
-from horizonrl.ops.terminal.figures import count_noun, interval, percent
+from horizonrl.ops.terminal.figures import count_noun, interval, number, percent
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Of SMOLLM2 on the hub, under Apache-2.0."""
@@ -295,8 +295,10 @@ def _evaluations(evals: Sequence[Mapping[str, Any]], step: int) -> str:
             version = f"**{line['version']}**" if line["version"] == step else f"{line['version']}"
             bounds = f"{100 * measured['low']:.1f} to {100 * measured['high']:.1f}"
             success = f"{percent(measured['success_rate'])} ({bounds})"
-            rows.append(f"| {version} | {env} | {success} | {measured['episodes']} |")
-    return "\n".join(["| version | environment | success | episodes |", "|---|---|---|---|", *rows])
+            earned = number(measured.get("return_mean"))
+            rows.append(f"| {version} | {env} | {success} | {earned} | {measured['episodes']} |")
+    head = "| version | environment | success | mean return | episodes |\n|---|---|---|---|---|"
+    return "\n".join([head, *rows])
 
 
 def _lineages(files: Files) -> str:

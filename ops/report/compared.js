@@ -43,13 +43,13 @@ function drawDifferences(place) {
 function drawResults(place) {
   const most = facts.samples.at(-1);
   const shown = most > 1 ? facts.samples : [];
-  const heads = ["Scenario", "Task", "Success", "Episodes", ...shown.map((k) => `pass@${k}`), "Turns", "Tokens", "Broken"];
+  const heads = ["Scenario", "Task", "Success", "Episodes", ...shown.map((k) => `pass@${k}`), "Return", "Turns", "Tokens", "Broken"];
   for (const { title, rows } of facts.blocks) {
     place.append(h("h2", {}, title), table(heads, rows.map((row) => [row.scenario, row.task === "all" ? h("b", {}, row.task) : row.task,
       row.episodes ? interval(row.success_rate, row.low, row.high) : "–", row.episodes, ...shown.map((k) => withUnit(row.pass_at[k], "percent")),
-      row.turns_mean === null ? "–" : plain(row.turns_mean), row.tokens_mean === null ? "–" : grouped(row.tokens_mean), row.broken])));
+      ...[row.return_mean, row.turns_mean].map((mean) => withUnit(mean, "number")), row.tokens_mean === null ? "–" : grouped(row.tokens_mean), row.broken])));
   }
-  if (facts.blocks.length) place.append(h("p", { class: "hint" }, "Ranges are 95 % Wilson intervals over the episodes that did not break; turns and tokens are means of an episode."));
+  if (facts.blocks.length) place.append(h("p", { class: "hint" }, "Ranges are 95 % Wilson intervals over the episodes that did not break; return, turns and tokens are means of an episode."));
 }
 
 function drawSettings(place) {

@@ -19,7 +19,7 @@ from horizonrl.ops.rundir.directory import model_label, to_toml
 from horizonrl.ops.rundir.durations import tenths
 from horizonrl.ops.rundir.files import Files, Line, Stage, evaluated_split
 from horizonrl.ops.rundir.view import RunView
-from horizonrl.ops.terminal.figures import count_noun, percent
+from horizonrl.ops.terminal.figures import count_noun, mean_return, number, percent
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """The user and password in a broker's address, before its host."""
@@ -81,11 +81,15 @@ def headline(view: RunView) -> list[dict[str, Any]]:
             )
         )
     if rl := files.rl:
-        success = files.success
+        success, reward = files.success, files.reward
         note = f"{percent(success.first)} over the first {success.steps}"
         tiles.append(
             _tile(f"Training success, last {success.steps} steps", success.last, note, "percent")
         )
+        if reward != success:
+            note = f"{number(reward.first)} over the first {reward.steps}"
+            label = f"Training reward, last {reward.steps} steps"
+            tiles.append(_tile(label, reward.last, note, "number"))
         tiles.append(
             _tile(
                 "Episodes in RL",
@@ -113,7 +117,7 @@ def held_out(stages: list[Stage], files: Files) -> str:
     """Return the note on the last stage's success: `validation; 0 % before training, ... (...)`."""
     *earlier, (_, _, last) = stages
     split = evaluated_split(last)
-    text = "; ".join([split, *([", ".join(map(str, earlier))] if earlier else [])])
+    text = "; ".join(filter(None, [split, mean_return(last), ", ".join(map(str, earlier))]))
     text += f" (95{NARROW}%{NARROW}CI {100 * last['low']:.0f}-{100 * last['high']:.0f})"
     best = max(files.evals, key=lambda line: (line["success_rate"] or 0.0, line["version"]))
     if best is not last and (best["success_rate"] or 0.0) > last["success_rate"]:
@@ -157,6 +161,7 @@ def evaluation_row(line: Line) -> dict[str, Any]:
         "value": line["success_rate"],
         **{key: line[key] for key in ("low", "high", "episodes", "broken", "dropped")},
         "pass": line["pass_at"],
+        "return": line.get("return_mean"),
         "turns": line["turns_mean"],
         "truncated": line["truncated_share"],
         "parts": [

@@ -67,11 +67,11 @@ function drawEvaluations(place) {
     one.episodes,
     ...(most === "1" ? [] : [withUnit(one.pass[most], "percent")]),
     withUnit(one.truncated, "percent"),
-    one.turns === null ? "–" : plain(one.turns),
+    ...[one.return, one.turns].map((mean) => withUnit(mean, "number")),
     one.broken + one.dropped,
     ...parts.map((name) => one.parts.find((part) => part.name === name)).map((part) => (part ? interval(part.success_rate, part.low, part.high) : "–")),
   ]);
-  const heads = ["Version", "Success", "Episodes", ...(most === "1" ? [] : [`pass@${most}`]), "Truncated", "Turns", "Broken", ...parts];
+  const heads = ["Version", "Success", "Episodes", ...(most === "1" ? [] : [`pass@${most}`]), "Truncated", "Return", "Turns", "Broken", ...parts];
   place.append(h("p", { class: "hint" }, "Held-out tasks, which are never trained on. A version links to its episodes. Bars and ranges are 95 % Wilson intervals."), table(heads, rows));
 }
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS, TESTS
 from horizonrl.common.types import TRAINED, Kind, Phase
 from horizonrl.ops.rundir.lines import GrowingLines
-from horizonrl.ops.terminal.figures import count_noun, percent
+from horizonrl.ops.terminal.figures import count_noun, mean_return, percent
 
 Line = Mapping[str, Any]
 JOURNAL = {
@@ -49,8 +49,8 @@ class TicketEnd(NamedTuple):
         return self.how if self.how in SETTLED else f"dropped: {self.how}"
 
 
-class TrainingSuccess(NamedTuple):
-    """Success in training, over the first and the last RL steps, each step weighted by its episodes."""
+class TrainingMeans(NamedTuple):
+    """Success or reward in training, over the first and the last RL steps, each step weighted by its episodes."""
 
     steps: int
     """How many steps each of the two numbers is of."""
@@ -68,7 +68,9 @@ class Stage(NamedTuple):
     """Of `evals.jsonl`."""
 
     def __str__(self) -> str:
-        return f"{percent(self.line['success_rate'])} {self.label}"
+        earned = mean_return(self.line)
+        success = percent(self.line["success_rate"])
+        return f"{success} ({earned}) {self.label}" if earned else f"{success} {self.label}"
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,17 @@ class Files:
         return max((line["step"] for line in self.imitation), default=0)
 
     @property
-    def success(self) -> TrainingSuccess:
+    def success(self) -> TrainingMeans:
+        return self._means("success_rate")
+
+    @property
+    def reward(self) -> TrainingMeans:
+        return self._means("reward_mean")
+
+    def _means(self, key: str) -> TrainingMeans:
         lines = self.rl
-        first, last = mean_success(lines[:RECENT]), mean_success(lines[-RECENT:])
-        return TrainingSuccess(min(RECENT, len(lines)), first, last)
+        first, last = _mean(lines[:RECENT], key), _mean(lines[-RECENT:], key)
+        return TrainingMeans(min(RECENT, len(lines)), first, last)
 
     def stages(self, total_steps: int | None) -> list[Stage]:
         """Return the last evaluation before training, the last one of imitation, and the last one of RL."""
@@ -181,10 +190,10 @@ class JournalReader:
         return Files(**{part: lines.read() for part, lines in self._lines.items()})
 
 
-def mean_success(lines: Sequence[Line]) -> float | None:
-    """Return the success of several steps, each weighted by its episodes."""
-    measured = [line for line in lines if line["success_rate"] is not None]
+def _mean(lines: Sequence[Line], key: str) -> float | None:
+    """Return the mean of several steps' success or reward, each weighted by its episodes."""
+    measured = [line for line in lines if line[key] is not None]
     episodes = sum(line["episodes"] for line in measured)
     if not episodes:
         return None
-    return float(sum(line["success_rate"] * line["episodes"] for line in measured) / episodes)
+    return float(sum(line[key] * line["episodes"] for line in measured) / episodes)

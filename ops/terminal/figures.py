@@ -25,6 +25,12 @@ def interval(line: Line) -> str:
     return f"{percent(line['success_rate'])} ({100 * line['low']:.0f}-{100 * line['high']:.0f} %)"
 
 
+def mean_return(line: Line) -> str:
+    """Return an evaluation's mean return as `return 0.53`; empty where it is the share of solved episodes."""
+    value = line.get("return_mean")
+    return "" if value in (None, line["success_rate"]) else f"return {number(value)}"
+
+
 def duration(seconds: float) -> str:
     """Return a time in its fitting unit: 8 s, 12 min, 3.5 h, 2.1 d."""
     if seconds < 1.5 * MINUTE:

@@ -199,7 +199,7 @@ def test_every_task_is_played_and_the_table_says_how_well(
     assert (row["turns_mean"], row["tokens_mean"], row["broken_share"]) == (4.0, 4 * 3, 0.0)
     assert (results["model"], results["settings"]["seed"]) == ("big", 0)
     table = (tmp_path / "table.md").read_text()
-    assert "| parity | all | 16 | 100 % (81-100 %) | 4.0 | 12 | 0 % |" in table
+    assert "| parity | all | 16 | 100 % (81-100 %) | 2.00 | 4.0 | 12 | 0 % |" in table
 
 
 def test_a_finished_evaluation_plays_nothing_again_and_more_samples_go_on(

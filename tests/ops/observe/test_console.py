@@ -208,6 +208,18 @@ def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
     assert "eval: version 6 - (0-100 %)" in shown
 
 
+def test_partial_credit_is_in_the_last_lines(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(config, *(LINE | {"step": step, "reward_mean": step / 10} for step in range(3, 9)))
+    evaluation = EVAL | {"version": 6, "success_rate": 0.0, "return_mean": 0.5}
+    write_lines(config, evaluation, name="evals.jsonl")
+    Console(config).summary(config.run_dir, config.run_dir, "horizonrl train")
+    shown = capsys.readouterr().out
+    assert "reward in training: 0.60 over the last 5 RL steps, 0.50 over the first 5" in shown
+    assert "success on held-out tasks: 0 % (return 0.50) after" in shown
+
+
 def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_understood(
     config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def test_a_card_has_the_exported_versions_results_with_their_intervals(tmp_path:
         30 / 64,
     )
     assert result.metric_name == "success, 95 %: 0.352 to 0.589"
-    assert "| **6** | textcraft | 47 % (35.2 to 58.9) | 64 |" in card.text
+    assert "| **6** | textcraft | 47 % (35.2 to 58.9) | 0.47 | 64 |" in card.text
     assert "| 3 | textcraft |" in card.text
     assert "On validation tasks, 1 episode(s) each" in card.text
     assert "Test tasks were played 0 times." in card.text

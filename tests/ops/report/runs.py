@@ -170,7 +170,7 @@ def evaluation(version: int, successes: int, settled_step: int) -> dict[str, Any
     measures = part | {
         "broken": 0,
         "dropped": 0,
-        "return_mean": 0.5,
+        "return_mean": successes / 64,
         "turns_mean": 3.0,
         "truncated_share": 0.2,
     }

@@ -153,6 +153,22 @@ def test_the_first_tile_says_what_imitation_and_rl_added_and_how_sure_that_is(
         == "validation; 47 % before training (95 % CI 9-26); best, version 0: 47 %"
     )
     assert first_tile(replace(files, evals=files.evals[:1]))[2] == "validation (95 % CI 9-26)"
+    partial = [line | {"return_mean": 0.75} for line in files.evals]
+    note = "validation; return 0.75; 16 % (return 0.75) before training (95 % CI 35-59)"
+    assert first_tile(replace(files, evals=partial))[2] == note
+
+
+def test_reward_has_a_tile_where_it_is_not_the_share_of_solved_episodes(
+    config: RunConfig, files: Files
+) -> None:
+    def labels(files: Files) -> list[str]:
+        return [tile["label"] for tile in headline(RunView("small", config, files=files))]
+
+    solved = [dict(line) | {"reward_mean": line["success_rate"]} for line in files.metrics]
+    partial = [dict(line) | {"reward_mean": 0.3} for line in files.metrics]
+    label = "Training reward, last 5 steps"
+    assert label in labels(replace(files, metrics=partial))
+    assert label not in labels(replace(files, metrics=solved))
 
 
 def test_the_curve_of_success_names_the_turning_points(config: RunConfig, files: Files) -> None:

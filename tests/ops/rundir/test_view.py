@@ -11,7 +11,7 @@ from horizonrl.common.state import Outcomes, Progress, WeightsManifest, end_of_r
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion
 from horizonrl.ops.observe.screen import learning
 from horizonrl.ops.rundir.directory import only_train
-from horizonrl.ops.rundir.files import Files, Line, TrainingSuccess
+from horizonrl.ops.rundir.files import Files, Line, TrainingMeans
 from horizonrl.ops.rundir.view import RunView
 from tests.ops.report.runs import Scale, run_config, write_run
 from tests.ops.runs import EVAL, LINE, broker_status
@@ -101,18 +101,37 @@ def test_what_training_added_is_told_by_the_turning_points() -> None:
     assert RunView("r", CONFIG, files=lost).gain == gains[2, 0, 2]
 
 
+def test_returns_other_than_0_and_1_are_told_beside_success() -> None:
+    judged = [
+        EVAL | {"version": version, "success_rate": rate, "return_mean": earned}
+        for version, rate, earned in ((0, 0.0, 0.16), (2, 0.1, 0.1), (8, 0.25, 0.5625))
+    ]
+    metrics = [
+        *journal(2).metrics,
+        *(LINE | {"step": 3 + n, "reward_mean": 0.1 * n} for n in range(6)),
+    ]
+    view = RunView("r", CONFIG, files=Files(metrics, evals=judged))
+    assert view.gain == (
+        "0 % (return 0.16) before training, 10 % after imitation, 25 % (return 0.56) after RL"
+    )
+    assert view.files.reward == TrainingMeans(5, pytest.approx(0.2), pytest.approx(0.3))
+    shown = dict(learning(view))
+    assert shown["eval"].endswith(", return 0.56")
+    assert shown["reward"].endswith("0.30 in 5 steps, 0.20 at first")
+
+
 def test_success_in_training_is_that_of_the_policy_and_weighted_by_episodes() -> None:
     def line(phase: str, rate: float | None, episodes: int = 8) -> Line:
         return LINE | {"phase": phase, "success_rate": rate, "episodes": episodes}
 
     few, many = line("rl", 1.0, 1), line("rl", 0.0, 3)
-    assert Files(
-        [line("imitation", 1.0), few, many, line("rl", None, 0)]
-    ).success == TrainingSuccess(3, 0.25, 0.25)
-    assert Files([*[line("rl", 0.0)] * 5, *[line("rl", 0.5)] * 5]).success == TrainingSuccess(
+    assert Files([line("imitation", 1.0), few, many, line("rl", None, 0)]).success == TrainingMeans(
+        3, 0.25, 0.25
+    )
+    assert Files([*[line("rl", 0.0)] * 5, *[line("rl", 0.5)] * 5]).success == TrainingMeans(
         5, 0.0, 0.5
     )
-    assert Files([line("imitation", 1.0)]).success == TrainingSuccess(0, None, None)
+    assert Files([line("imitation", 1.0)]).success == TrainingMeans(0, None, None)
 
 
 LEDGER: dict[str, Any] = {
