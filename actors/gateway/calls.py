@@ -15,7 +15,7 @@ IGNORED_HEADER = "x-horizonrl-ignored"
 TRAIN_HEADER = "x-train"
 """A program sends 0 to keep a call out of the loss."""
 RETRY_HEADER = "x-stainless-retry-count"
-"""OpenAI's clients number their retries in it."""
+"""The clients of OpenAI and Anthropic number their retries in it."""
 
 SERVED = (
     *(
@@ -41,6 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, True),
     "truncation": (None, "disabled"),
     "modalities": (None, ["text"]),
+    "thinking": (None, {"type": "disabled"}),
 }
 """Values with which a parameter asks for what happens anyway."""
 
@@ -105,6 +106,8 @@ class Answer:
     reasoning: str
     calls: tuple[ToolCall, ...]
     finish: Literal["stop", "length", "tool_calls"]
+    stopped_by: str | None
+    """The stop string that ended the text."""
     prompt_tokens: int
     reply_tokens: int
     tokens: tuple[SampledToken, ...]

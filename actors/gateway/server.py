@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions    OpenAI's Chat Completions
     POST /v1/responses           OpenAI's Responses; what it names is of the episode
+    POST /v1/messages            Anthropic's Messages; /count_tokens beside it samples nothing
     GET  /v1/models              the one model
 
 The key comes as `Authorization: Bearer`, as `x-api-key` or `api-key`, or in the path: /e/KEY/v1/... Without the key of
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -22,7 +23,7 @@ from aiohttp import web
 
 from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.chat.tool_calls import ToolParser, parser_for
-from horizonrl.actors.gateway import chat_completions, responses
+from horizonrl.actors.gateway import anthropic_messages, chat_completions, responses
 from horizonrl.actors.gateway.calls import (
     CALLS_LEFT_HEADER,
     IGNORED_HEADER,
@@ -69,6 +70,7 @@ class Api:
     parse: Callable[[dict[str, Any], Replies], CallRequest]
     reply: Callable[[Answer, str, dict[str, Any]], dict[str, Any]]
     events: Callable[[Answer, str, dict[str, Any]], Iterator[str]]
+    refusal: Callable[[CallRefused], dict[str, Any]] = CallRefused.body
 
 
 APIS = {
@@ -78,7 +80,15 @@ APIS = {
     responses.PATH: Api(
         responses.parse_response_request, responses.write_response, responses.write_response_events
     ),
+    anthropic_messages.PATH: Api(
+        anthropic_messages.parse_messages_request,
+        anthropic_messages.write_message,
+        anthropic_messages.write_message_events,
+        anthropic_messages.write_refusal,
+    ),
 }
+Respond = Callable[[Api, web.Request, Session, bytes], Awaitable[web.StreamResponse]]
+"""Answers a request's body under an episode's key. Raises CallRefused."""
 
 
 @dataclass
@@ -110,7 +120,11 @@ class Gateway:
             for slash in ("", "/"):
                 app.router.add_get(f"{base}/models{slash}", self._models)
                 for path, api in APIS.items():
-                    app.router.add_post(f"{base}/{path}{slash}", partial(self._answer, api))
+                    answer = partial(self._answer, self._sample, api)
+                    app.router.add_post(f"{base}/{path}{slash}", answer)
+            messages = anthropic_messages.PATH
+            count = partial(self._answer, self._count, APIS[messages])
+            app.router.add_post(f"{base}/{messages}/count_tokens", count)
         app.router.add_route("*", "/{path:.*}", self._unknown)
         # Episodes end before the gateway does: nothing is left to wait for.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -167,40 +181,53 @@ class Gateway:
             return web.json_response(model | {"id": request.match_info["model"]})
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, respond: Respond, api: Api, request: web.Request) -> web.StreamResponse:
         session: Session | None = None
         try:
             # Before the body is read: a stranger gets nothing done.
             session = self._session(request)
-            raw = await _body(request)
-            body = _object(raw)
-            await turn()  # tokenising a long conversation takes milliseconds
-            asked = api.parse(body, session.replies)
-            await session.refuse_overlong(asked)
-            if asked.tools:
-                session.parser = await self._tool_parser()
-            call = session.begin(
-                asked,
-                sha256(request.path.encode() + raw).digest(),
-                request.transport,
-                retried=request.headers.get(RETRY_HEADER, "0").strip() not in ("", "0"),
-                trained=_trained(request),
-            )
-            if body.get("stream"):
-                return await self._stream(api, request, body, call)
-            return await self._reply(api, request, body, call)
+            return await respond(api, request, session, await _body(request))
         except CallRefused as refused:
-            return self._refused(refused, session)
+            return self._refused(refused, session, api)
         except RecursionError:
             nested = "the body's objects and lists are nested too deeply"
-            return self._refused(invalid_request(nested), session)
+            return self._refused(invalid_request(nested), session, api)
+
+    async def _sample(
+        self, api: Api, request: web.Request, session: Session, raw: bytes
+    ) -> web.StreamResponse:
+        body = _object(raw)
+        await turn()  # tokenising a long conversation takes milliseconds
+        asked = api.parse(body, session.replies)
+        await session.refuse_overlong(asked)
+        if asked.tools:
+            session.parser = await self._tool_parser()
+        call = session.begin(
+            asked,
+            sha256(request.path.encode() + raw).digest(),
+            request.transport,
+            retried=request.headers.get(RETRY_HEADER, "0").strip() not in ("", "0"),
+            trained=_trained(request),
+        )
+        reply = self._stream if body.get("stream") else self._reply
+        return await reply(api, request, body, call)
+
+    async def _count(
+        self, api: Api, request: web.Request, session: Session, raw: bytes
+    ) -> web.StreamResponse:
+        tokens = await session.count_tokens(api.parse(_object(raw), session.replies))
+        return web.json_response({"input_tokens": tokens})
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "HEAD":  # of Claude Code, which asks whether anybody is there
+            return web.Response(status=404)
         served = ", ".join(("models", *APIS))
         message = f"{request.method} {request.path} is not served; these are: {served}"
         return self._refused(CallRefused(404, "not_found", message))
 
-    def _refused(self, refused: CallRefused, session: Session | None = None) -> web.Response:
+    def _refused(
+        self, refused: CallRefused, session: Session | None = None, api: Api | None = None
+    ) -> web.Response:
         """Answer with a refusal; count it, mark its episode, and log the first one of its code there.
 
         A program may take it for an answer that has no words: its episode would end well, and nobody would know.
@@ -209,7 +236,8 @@ class Gateway:
             self.metrics.count("gateway_calls_total", reason="refused")
             if refused.code not in ORDINARY:
                 self._tell(refused.code, printable(str(refused), SHOWN_CHARS), session)
-        return web.json_response(refused.body(), status=refused.status)
+        body = (api.refusal if api else CallRefused.body)(refused)
+        return web.json_response(body, status=refused.status)
 
     def _tell(self, code: str, reason: str, session: Session | None) -> None:
         ticket, refusals = None, self._refusals
@@ -265,7 +293,7 @@ class Gateway:
                 raise result
             # The status is out: only an event can say it.
             with contextlib.suppress(ConnectionError):
-                await response.write(chat_completions.sse(result.body(), "error").encode())
+                await response.write(chat_completions.sse(api.refusal(result), "error").encode())
                 await response.write_eof()
             return response
         with _delivering(request, call):

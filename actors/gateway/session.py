@@ -154,6 +154,15 @@ class Session:
             message = f"the conversation has {chars} characters: more than the {limit} tokens of the context hold"
             raise self._refused(_too_long(message))
 
+    async def count_tokens(self, request: CallRequest) -> int:
+        """Return how many tokens the prompt of a call has that continues nothing. Raises CallRefused."""
+        async with self._counting:
+            try:
+                ids = await asyncio.to_thread(self.chat.render, request.messages, request.tools)
+            except ConfigError as error:
+                raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
+        return len(ids)
+
     async def close(self) -> None:
         """Serve nothing more; end what is being sampled."""
         self._closed = True
@@ -299,9 +308,12 @@ class Session:
         cut_short = (
             len(generation.ids) >= call.max_tokens and generation.ids[-1] not in self.chat.stop_ids
         )
-        if matches := [index for index in map(text.find, request.stop) if index >= 0]:
+        matches = [(text.find(word), word) for word in request.stop if word in text]
+        stopped_by = None
+        if matches:
             generation = _until(generation, _tokens_until(generation.ids, request.stop, written))
-            text, cut_short = text[: min(matches)], False
+            end, stopped_by = min(matches)
+            text, cut_short = text[:end], False
         parsed = (self.parser if reads_calls else NoCalls()).parse(
             self.chat.thought + text, request.tools
         )
@@ -318,6 +330,7 @@ class Session:
             reasoning=parsed.reasoning,
             calls=parsed.calls,
             finish="tool_calls" if parsed.calls else "length" if cut_short else "stop",
+            stopped_by=stopped_by,
             prompt_tokens=len(call.prompt),
             reply_tokens=len(generation.ids),
             tokens=tokens,

@@ -139,7 +139,12 @@ class ProgramEnvironment:
         shown = {key: value for key, value in self._task.items() if key not in self._hidden}
         directory = self._directory = self._scratch()
         write_new(directory / TASK, json.dumps(shown))
-        model = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.key}
+        model = {
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "OPENAI_API_KEY": endpoint.key,
+            "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": endpoint.key,
+        }
         try:
             ended = await self._run(self._play, directory, model, self._limits)
         except EnvironmentTimeout:

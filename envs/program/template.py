@@ -35,9 +35,10 @@ from horizonrl.envs.program.files import read_regular
 from horizonrl.envs.program.function import call
 from horizonrl.envs.program.functions import load_function
 
-EPISODE_VARIABLES = frozenset(
-    {"OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE", "ANSWER_FILE", "PROGRAM_DIRECTORY"}
+MODEL_VARIABLES = frozenset(
+    f"{provider}_{part}" for provider in ("OPENAI", "ANTHROPIC") for part in ("BASE_URL", "API_KEY")
 )
+EPISODE_VARIABLES = MODEL_VARIABLES | {"TASK_FILE", "ANSWER_FILE", "PROGRAM_DIRECTORY"}
 BEGUN = b"begun\n"
 NOT_WARM = 75
 IDLE_S = 60.0

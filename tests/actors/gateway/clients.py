@@ -74,6 +74,42 @@ def openai_streaming(task: dict[str, Any]) -> None:
     openai_chat(task, stream=True)
 
 
+def anthropic_tools(task: dict[str, Any], stream: bool = False) -> None:
+    from anthropic import Anthropic
+
+    function = SCHEMA["function"]
+    tool: Any = {name: function[name] for name in ("name", "description")}
+    tool["input_schema"] = function["parameters"]
+
+    def play(game: Game, say: Callable[[str], str]) -> None:
+        options: Any = {"model": "m", "max_tokens": 999, "tools": [tool], "messages": []}
+        options["messages"].append({"role": "user", "content": f"{game.observation} {QUESTION}"})
+        with Anthropic() as client:
+            while True:
+                if stream:
+                    with client.messages.stream(**options) as events:
+                        reply = events.get_final_message()
+                else:
+                    reply = client.messages.create(**options)
+                calls = [block for block in reply.content if block.type == "tool_use"]
+                if not calls:
+                    return
+                results = [
+                    {"type": "tool_result", "tool_use_id": call.id, "content": say(**call.input)}
+                    for call in calls
+                ]
+                options["messages"] += [
+                    {"role": "assistant", "content": reply.content},
+                    {"role": "user", "content": results},
+                ]
+
+    playing(play, task)
+
+
+def anthropic_streaming(task: dict[str, Any]) -> None:
+    anthropic_tools(task, stream=True)
+
+
 def openai_agents(task: dict[str, Any], stream: bool = False) -> None:
     from agents import Agent, Runner, function_tool, set_tracing_disabled
 

@@ -55,6 +55,8 @@ def says(read: str) -> str:
     [
         ("openai_chat", "openai", calls_then_stops, 5, 1),
         ("openai_streaming", "openai", calls_then_stops, 5, 1),
+        ("anthropic_tools", "anthropic", calls_then_stops, 5, 1),
+        ("anthropic_streaming", "anthropic", calls_then_stops, 5, 1),
         ("openai_agents", "agents", calls_then_stops, 5, 1),
         ("openai_agents_streaming", "agents", calls_then_stops, 5, 1),
         ("smolagents_tools", "smolagents", calls_then_answers, 5, 5),
@@ -123,4 +125,46 @@ def test_mini_swe_agent_solves_a_task_with_its_shell(tmp_path: Path) -> None:
         2,
     )
     assert episode.branches == ()
+    assert_trained_is_sampled(episode, policy)
+
+
+CLAUDE = "HORIZONRL_TEST_CLAUDE_CODE"
+"""Claude Code's program: `npm install @anthropic-ai/claude-code`, and then
+`HORIZONRL_TEST_CLAUDE_CODE=node_modules/.bin/claude pytest tests/actors/gateway/test_clients.py -k claude`."""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CLAUDE not in os.environ, reason=f"Claude Code is npm's: set {CLAUDE}")
+def test_claude_code_solves_a_task_with_its_shell(tmp_path: Path) -> None:
+    commands = iter(("echo 42 > answer.txt; ls", ""))
+
+    def answer(read: str) -> str:
+        command = next(commands)
+        return call("Bash", command=command, description="Work") if command else "I am done."
+
+    policy = Remembering(answer, max_context_tokens=200_000)
+    (tmp_path / "tasks.jsonl").write_text('{"id": "one"}\n')
+    (tmp_path / "grader.py").write_text(
+        "import os, pathlib\n"
+        "def grade(task, answer):\n"
+        "    written = pathlib.Path(os.environ['PROGRAM_DIRECTORY'], 'answer.txt').read_text()\n"
+        "    return float(written == '42\\n' and answer.strip() == 'I am done.')\n"
+    )
+    program = [os.path.abspath(os.environ[CLAUDE]), "--print", "Write 42 to answer.txt."]
+
+    async def scenario() -> Episode:
+        async with gateway_of(policy) as served:
+            rollout = Rollout(policy, CHAT, None, 5.0, gateway=served)
+            options = {
+                "program": [*program, "--allowedTools", "Bash", "--model", "policy"],
+                "tasks": f"{tmp_path}/tasks.jsonl",
+                "grader": f"{tmp_path}/grader.py:grade",
+                "environment": {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+            }
+            return await play(lambda: registry.make("program", options), rollout, ticket(8), 0)
+
+    episode = asyncio.run(scenario())
+    assert episode.error is None
+    assert (episode.stop, episode.episode_return) == (StopReason.TERMINATED, 1.0)
+    assert (len(episode.turns), episode.branches) == (2, ())
     assert_trained_is_sampled(episode, policy)

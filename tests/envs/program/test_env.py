@@ -15,6 +15,7 @@ from horizonrl.common.types import Episode, StopReason
 from horizonrl.envs import registry
 from horizonrl.envs.check import check
 from horizonrl.envs.program import env as env_module
+from horizonrl.envs.program.template import MODEL_VARIABLES
 from tests.actors.gateway.served import CHAT, Remembering, gateway_of, ticket
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -147,9 +148,9 @@ def test_a_program_knows_its_endpoint_and_its_task_and_nothing_of_ours(
     episode = played({"program": f"{AGENT}:looks", "tasks": tasks, "grader": f"{grader}:grade"})
     assert episode.episode_return == 1.0
     (environment, place, files, task), graders = json.loads(seen.read_text())
-    ours = {"PATH", "HOME", "TMPDIR", "LANG", "OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE"}
+    ours = {"PATH", "HOME", "TMPDIR", "LANG", "TASK_FILE"} | MODEL_VARIABLES
     assert set(environment) - {"LC_CTYPE"} == ours
-    assert "OPENAI_API_KEY" not in graders
+    assert not MODEL_VARIABLES & set(graders)
     assert graders["PROGRAM_DIRECTORY"] == place
     assert "a secret of the broker" not in seen.read_text()
     assert environment["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
