@@ -1,8 +1,8 @@
 """`python -m tests.faults chaos`: kill, stop, delay and repeat at random, then see that nothing is lost or done twice.
 
 A seeded plan (`plan.py`, `storm.py`) disturbs a real run of every role. The run then finishes by itself and is judged
-by what it left behind (`verdict.py`). Last, `horizonrl history replay` trains the same log once more without any disturbance
-and has to get the same weights in every step.
+by what it left behind (`verdict.py`). Last, `horizonrl history replay` trains the same log once more without any
+disturbance and has to get the same weights in every step.
 """
 
 import asyncio

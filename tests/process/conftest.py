@@ -78,7 +78,10 @@ class Workplace:
     def start(
         self, role: str, *overrides: str, place: Path | None = None, on: Machine = HERE
     ) -> subprocess.Popen[bytes]:
-        """Start `horizonrl ROLE`, of one word or two, on the recipe, or on `place`; its output goes to a file that a failing test shows."""
+        """Start `horizonrl ROLE`, of one word or two, on the recipe, or on `place`.
+
+        Its output goes to a file that a failing test shows.
+        """
         number = len(self.started)
         words = role.split()
         with (self.root / f"{number}-{words[-1]}.log").open("wb") as sink:
