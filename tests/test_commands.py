@@ -93,7 +93,9 @@ def test_a_command_that_prose_mentions_has_these_options(
     name, *rest = words(command)
     if name.startswith("-"):
         return
-    deeper = rest[:1] if name in ("history", "study") or [name, *rest[:1]] == ["broker", "keys"] else []
+    deeper = (
+        rest[:1] if name in ("history", "study") or [name, *rest[:1]] == ["broker", "keys"] else []
+    )
     deeper = [word for word in deeper if not stands_for_another(word)]
     with pytest.raises(SystemExit) as ended:
         parse([name, *deeper, "--help"])

@@ -42,9 +42,9 @@ def test_a_run_that_waits_trains_the_slowest_tenth_of_tasks_like_the_rest(
     ]
     played = sorted({seconds(episode["task"], 0.1, 1.0) for episode in episodes})
     assert len(played) == 60 * 4, "each task once, the slowest of them too"
-    assert workplace.start("history replay", "--from", "0", place=workplace.run_dir).wait(120) == 0, (
-        workplace.logs()
-    )
+    assert (
+        workplace.start("history replay", "--from", "0", place=workplace.run_dir).wait(120) == 0
+    ), workplace.logs()
 
 
 @pytest.mark.process

@@ -179,7 +179,9 @@ def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(
     assert exported["success_rate"] == max(line["success_rate"] or 0.0 for line in evals)
 
     answer = workplace.root / "replayed.json"
-    replay = workplace.start("history replay", "--from=0", "--json", str(answer), place=workplace.run_dir)
+    replay = workplace.start(
+        "history replay", "--from=0", "--json", str(answer), place=workplace.run_dir
+    )
     assert replay.wait(120) == 0, workplace.logs()
     replayed = json.loads(answer.read_text())
     assert [step["equal"] for step in replayed["steps"]] == [True] * 8
