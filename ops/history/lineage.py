@@ -7,19 +7,14 @@ from rich.table import Table
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import TRAINED
 from horizonrl.ops.rundir.directory import read_config
-from horizonrl.ops.rundir.files import SETTLED, Files, TicketEnd, step_ends
+from horizonrl.ops.rundir.files import SETTLED, Files, Line, TicketEnd, step_ends
 from horizonrl.ops.terminal.console import plain_console
 
 
 def show_version(run_dir: Path, version: int) -> int:
     """Print the groups whose training made a version."""
     files = ledger_files(run_dir)
-    line = next((line for line in files.ledger if line["version"] == version), None)
-    if line is None:
-        newest = files.ledger[-1]["version"]
-        raise ConfigError(
-            f"no version {version} in the ledger of {run_dir}: it holds 1 to {newest}"
-        )
+    line = version_line(files, run_dir, version)
     table = Table(
         "ticket",
         "sequence",
@@ -64,6 +59,15 @@ def show_ticket(run_dir: Path, ticket_id: str) -> int:
         text = f"{relation} version {end.version} (lineage {end.lineage})"
     print(f"{ticket_id}: {text}, log entry {end.sequence}")
     return 0
+
+
+def version_line(files: Files, run_dir: Path, version: int) -> Line:
+    """Return the line of the ledger of the step that made a version. Raises ConfigError if there is none."""
+    for line in files.ledger:
+        if line["version"] == version:
+            return line
+    newest = files.ledger[-1]["version"]
+    raise ConfigError(f"no version {version} in the ledger of {run_dir}: it holds 1 to {newest}")
 
 
 def ledger_files(run_dir: Path) -> Files:

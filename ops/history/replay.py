@@ -61,6 +61,19 @@ class Part:
 
 def replay_run(request: ReplayRequest) -> int:
     """Replay and print a line per step. Return 0 if every digest matches the ledger, or if the config was changed."""
+    with scratch() as folder:
+        code, rows = retrain(request, folder / "replayed.safetensors")
+    if code == 0 and rows:  # only rank 0 has rows
+        _report(request, rows)
+        return 0 if may_differ(request.overrides) or all(row["equal"] for row in rows) else 1
+    return code
+
+
+def retrain(request: ReplayRequest, frame: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Retrain steps, and leave the weights of the last one in `frame`. Return exit code, and what came of each step.
+
+    Where a step needs several ranks, this runs in each of them, and rank 0 alone has rows and weights.
+    """
     from horizonrl.learner.engine.registry import require_backend
     from horizonrl.learner.ranks.spawn import spawn_ranks
 
@@ -76,14 +89,11 @@ def replay_run(request: ReplayRequest) -> int:
     configure_logs(run=config.run.name, role="replay")
     rows: list[dict[str, Any]] = []
     # As a role, so that a stuck rank or a full disk ends with the same codes and messages as in training.
-    code = run_role(lambda: _replay(request, parts, start, lineages, rows))
+    code = run_role(lambda: _replay(request, parts, start, lineages, rows, frame))
     if code != 0 or not all(row["equal"] for row in rows):
         for reason in reasons_to_differ(lineages, config):
             print(reason)
-    if code == 0 and rows:  # only rank 0 has rows
-        _report(request, rows)
-        return 0 if may_differ(request.overrides) or all(row["equal"] for row in rows) else 1
-    return code
+    return code, rows
 
 
 def divide(
@@ -159,6 +169,7 @@ async def _replay(
     start: Checkpoint | None,
     lineages: Sequence[Mapping[str, Any]],
     rows: list[dict[str, Any]],
+    frame: Path,
 ) -> None:
     from horizonrl.learner.engine.thread import EngineThread
     from horizonrl.learner.ranks.launch import on_ranks
@@ -192,7 +203,6 @@ async def _replay(
         start = replay.end
 
     with scratch() as folder:
-        frame = folder / "replayed.safetensors"
         for number, part in enumerate(parts, 1):
             end_dir = folder / f"part-{number}" if number < len(parts) else None
             await on_ranks(engine_settings(part.config, model_dir), partial(lead, part, end_dir))

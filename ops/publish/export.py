@@ -1,5 +1,6 @@
 """`horizonrl export`: a run's newest or best weights as a Hugging Face directory, with its model card."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,23 @@ from horizonrl.ops.rundir.files import Files, evaluated_split
 
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
     """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
-    # Torch and huggingface_hub: seconds to import.
-    from horizonrl.learner.engine.checkpoint.weights_file import export
-    from horizonrl.ops.publish.card import model_card
-
     config = read_config(run_dir)
     weights, facts = (
         _find_best(run_dir) if best else _find_newest(run_dir, config.learner.keep_checkpoints)
     )
-    facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
+    write_model(run_dir, config, weights, out, facts)
+    return int(facts["step"])
+
+
+def write_model(
+    run_dir: Path, config: RunConfig, weights: Path, out: Path, facts: Mapping[str, Any]
+) -> None:
+    """Write weights of a run as a Hugging Face directory; `facts` say which."""
+    # Torch and huggingface_hub: seconds to import.
+    from horizonrl.learner.engine.checkpoint.weights_file import export
+    from horizonrl.ops.publish.card import model_card
+
+    facts = {**facts, "run": config.run.name, "environments": [env.id for env in config.envs]}
     model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
     prompt = example_prompt(config, run_dir)
     export(
@@ -36,7 +45,6 @@ def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
         facts,
         lambda written: model_card(config, files, model_dir, written, prompt),
     )
-    return int(facts["step"])
 
 
 def example_prompt(config: RunConfig, run_dir: Path) -> str | None:

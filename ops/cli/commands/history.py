@@ -14,6 +14,7 @@ def add(commands: Commands) -> None:
     _add_lineage(verbs)
     _add_replay(verbs)
     _add_diff(verbs)
+    _add_checkout(verbs)
 
 
 def _add_lineage(verbs: Commands) -> None:
@@ -81,3 +82,20 @@ def _diff(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.history.diff import DiffRequest, show_difference
 
     return show_difference(make_request(DiffRequest, arguments, overrides=overrides))
+
+
+def _add_checkout(verbs: Commands) -> None:
+    description = (
+        "Write the weights of any version as a Hugging Face directory. "
+        "They are those of a kept file, or are made again from a checkpoint and the log."
+    )
+    checkout = verbs.add("checkout", description, _checkout)
+    add_run_dir(checkout)
+    option(checkout, "--version", "N", "the version that step N made", type=int, required=True)
+    option(checkout, "--out", "DIR", "the directory to write", type=Path, required=True)
+
+
+def _checkout(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.checkout import check_out
+
+    return check_out(arguments.run_dir, arguments.version, arguments.out, overrides)

@@ -1,26 +1,20 @@
 """Runs that differ in one thing: the first step that differs is named, and why."""
 
-import asyncio
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from horizonrl.broker.api import Stream
 from horizonrl.broker.codec import decode, encode
-from horizonrl.broker.memory import SERVERS, MemoryServer
+from horizonrl.broker.memory import SERVERS
 from horizonrl.common.types import Group
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.rundir.directory import write_config
 from horizonrl.ops.rundir.lines import read_lines
-from tests.learner.world import MortalTransport, World
+from tests.learner.world import World
+from tests.ops.history.runs import RECORDED, STEPS, Twin, record
 
-IMITATION, STEPS, RECORDED = 2, 7, 11
-"""Steps of imitation, of a twin, and of the first run: a twin that drops groups finds others in its log."""
 PAIRS = 13
 """Of each kind of difference."""
 KEYS = {"rl.lr": 0.5, "loss.low": 0.1, "learner.weight_decay": 0.5, "learner.max_grad_norm": 3.0}
@@ -28,70 +22,9 @@ Expected = tuple[int, str, str]
 """The step that is named, and a cause: its kind and its words."""
 
 
-def world(root: Path, server: MemoryServer, *overrides: str) -> World:
-    SERVERS[root.name.lower()] = server
-    url = f"--broker.url=memory://{root.name.lower()}"
-    return World(
-        root,
-        server=server,
-        overrides=("--rl.stale=drop", "--learner.checkpoint_every=9", url, *overrides),
-    )
-
-
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> World:
-    server, steps = MemoryServer(ack_wait_s=0.05), f"--rl.steps={RECORDED - IMITATION}"
-    run = world(tmp_path_factory.mktemp("first"), server, steps)
-    asyncio.run(run.run())
-    write_config(run.config)
-    return run
-
-
-class Twin:
-    """A run of the same log as the first one, or of a changed one."""
-
-    def __init__(self, first: World, root: Path, seed: int) -> None:
-        root.mkdir()
-        self.root, self.dice = root, random.Random(seed)
-        self.ledger = first.ledger()
-        self.server = MemoryServer()
-        for stream in (Stream.TICKETS, Stream.GROUPS):
-            held, copy = (
-                server.runs["run"].streams[stream] for server in (first.server, self.server)
-            )
-            copy.messages, copy.ids = dict(held.messages), dict(held.ids)
-            copy.last_sequence = held.last_sequence
-        self.messages = self.server.runs["run"].streams[Stream.GROUPS].messages
-        self.run_dir = root / "run"
-
-    def learn(self, *parts: Sequence[str]) -> None:
-        """Let learners train the log, one after the other, each with its own overrides."""
-
-        async def learn() -> None:
-            for overrides in parts or [()]:
-                run = world(self.root, self.server, *overrides)
-                await run.learn(MortalTransport(self.server, None))
-                write_config(run.config)
-
-        asyncio.run(asyncio.wait_for(learn(), 20))
-
-    def draw_step(self) -> int:
-        return self.dice.randint(IMITATION + 1, STEPS)
-
-    def draw_group(self) -> tuple[int, int, str]:
-        """Return a step of RL, and sequence and ticket of a group that it trained."""
-        step = self.draw_step()
-        sequence, ticket = self.dice.choice(self.ledger[step - 1]["trained"])
-        return step, sequence, ticket
-
-    def rewrite(self, name: str, change: Callable[[int, dict[str, Any]], Any]) -> None:
-        lines = [
-            change(number, line) for number, line in enumerate(read_lines(self.run_dir / name))
-        ]
-        (self.run_dir / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def change_from(self, step: int, *overrides: str) -> None:
-        self.learn([f"--rl.steps={step - 1 - IMITATION}"], overrides)
+    return record(tmp_path_factory.mktemp("first"))
 
 
 def swapped_groups(twin: Twin) -> Expected:
