@@ -226,6 +226,8 @@ class RunConfig(RunSchedule, BaseSettings):
                 f"rollout.group_size is {self.rollout.group_size} but actor.slots is {self.actor.slots}: "
                 f"a group's episodes run at once; set actor.slots to {self.rollout.group_size} or more"
             )
+        if self.rollout.group_size == 1 and self.rl.steps:
+            self._refuse_single_episodes()
         # A row is never split over micro-batches, so the longest one has to fit into one.
         if self.learner.micro_batch_tokens < self.model.max_context_tokens:
             raise ValueError(
@@ -238,6 +240,17 @@ class RunConfig(RunSchedule, BaseSettings):
                 f"{self.model.max_context_tokens}; lower it or raise model.max_context_tokens"
             )
         return self
+
+    def _refuse_single_episodes(self) -> None:
+        needs = {
+            f"advantage.kind {self.advantage.kind}": self.advantage.group_relative,
+            "curriculum.kind adaptive": self.curriculum.kind == "adaptive",
+        }
+        if causes := [key for key, compares in needs.items() if compares]:
+            raise ValueError(
+                f"rollout.group_size is 1 but {' and '.join(causes)} compares the episodes of a group: set group_size "
+                "to 2 or more, or use advantage.kind gae, vtrace or reinforce_pp and curriculum.kind uniform"
+            )
 
     @model_validator(mode="after")
     def _horizons_grow(self) -> Self:

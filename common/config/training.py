@@ -57,8 +57,9 @@ class EnvSection(Section):
 
 
 class RolloutSection(Section):
-    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
-    """Episodes per ticket, which are compared with each other."""
+    group_size: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 8
+    """Episodes per ticket, which are compared with each other. 1 needs an advantage that compares none: gae, vtrace,
+    reinforce_pp or return."""
     temperature: Annotated[Temperature, Field(gt=0)] = 1.0
     """Sampling temperature. Logprobs are those after it."""
     max_turn_tokens: Positive = 64

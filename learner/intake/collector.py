@@ -414,7 +414,7 @@ class Collector:
             return DropReason.MALFORMED
         if group.ticket.kind is not position.phase.kind and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE
-        if len(valid) < (1 if demo else 2):
+        if len(valid) < min(2, group.ticket.group_size):
             return DropReason.TOO_FEW_VALID
         # An expert has no version that could be stale, and a group of one has no variance.
         if demo:

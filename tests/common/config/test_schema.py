@@ -85,6 +85,10 @@ def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
             r"group_size is 64 but actor\.slots is 32.*set actor\.slots to 64",
         ),
         (
+            ["--rollout.group_size=1", "--curriculum.kind=adaptive"],
+            r"group_size is 1 but advantage\.kind grpo and curriculum\.kind adaptive compares",
+        ),
+        (
             ["--learner.micro_batch_tokens", "128"],
             r"micro_batch_tokens is 128 .*max_context_tokens = 1024",
         ),

@@ -435,6 +435,19 @@ def test_the_order_of_the_episodes_changes_nothing(
         assert_allclose(theirs.advantages_N, made[index].advantages_N, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if not make_advantage(kind=kind).group_relative]
+)
+@given(traces=batches())
+def test_what_compares_no_siblings_needs_none(kind: str, traces: list[Trace]) -> None:
+    alone = [replace(trace, group=index) for index, trace in enumerate(traces)]
+    scores = scores_for(traces)
+    made, split = (estimates(batch, scores, objective_of(kind)) for batch in (traces, alone))
+    for ours, theirs in zip(made, split, strict=True):
+        assert_allclose(theirs.advantages_N, ours.advantages_N)
+        assert_allclose(theirs.targets_N, ours.targets_N)
+
+
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
 @given(
     returns=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=16),

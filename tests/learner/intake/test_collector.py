@@ -102,6 +102,20 @@ def test_a_group_of_another_model_or_template_is_malformed(
         )
 
 
+@pytest.mark.parametrize(
+    ("kind", "dropped"), [("gae", []), ("reinforce_pp", []), ("grpo", [DropReason.ZERO_VARIANCE])]
+)
+def test_a_group_of_one_teaches_where_none_is_compared(
+    kind: str, dropped: list[DropReason]
+) -> None:
+    rules = replace(RULES, advantage=make_advantage(kind=kind))
+    collector = Collector(rules, TicketAccounts())
+    collector.consume(Entry(sequence=1, record=make_group(rewards=(1.0,), version=5)), RL)
+    collector.consume(Entry(sequence=2, record=make_group(1, rewards=(None,), version=5)), RL)
+    reasons = [drop.reason for drop in collector.pending.dropped]
+    assert reasons == [*dropped, DropReason.TOO_FEW_VALID]
+
+
 def test_the_staleness_bound_is_inclusive() -> None:
     assert why_dropped(make_group(version=3)) == []
 
