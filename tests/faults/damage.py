@@ -138,9 +138,10 @@ def flip(checkpoint: Path) -> None:
 
 
 async def empty_weights(storm: "Storm", event: Event, victim: str) -> None:
-    """Remove every weights file, and kill an actor, which then has none."""
-    before = storm.whole.last_step
-    for path in (storm.whole.config.run_dir / "weights").glob("*"):
+    """Remove every weights file of the run, and kill an actor, which then has none."""
+    before, run_dir = storm.whole.last_step, storm.whole.config.run_dir
+    foreign = [run_dir / name for name in FOREIGN]  # another event may be looking after them
+    for path in set((run_dir / "weights").glob("*")).difference(foreign):
         path.unlink(missing_ok=True)
     await storm.whole.roles[victim].end(signal.SIGKILL, event.length_s)
     await lives(storm, "emptied weights/", before)

@@ -68,6 +68,18 @@ def test_a_learner_that_stands_still_or_meddles_with_foreign_files_is_found(
     asyncio.run(scenario())
 
 
+def test_emptied_weights_leave_what_another_event_is_looking_after(tmp_path: Path) -> None:
+    async def end(*_: Any) -> None: ...
+
+    storm = storm_on(tmp_path, goes_on=True)
+    storm.whole.roles["actor-0"] = SimpleNamespace(end=end)
+    for name in ("weights/frame-00000001.safetensors", *damage.FOREIGN):
+        (tmp_path / name).write_text("whole")
+    asyncio.run(damage.empty_weights(storm, EVENT, "actor-0"))
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["frame-best.safetensors"]
+    assert storm.findings == []
+
+
 def test_a_role_stays_dead_as_long_as_the_body_lasts(tmp_path: Path) -> None:
     async def scenario() -> None:
         learner = storm_on(tmp_path, goes_on=True).whole.roles["learner"]
