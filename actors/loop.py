@@ -202,6 +202,13 @@ class ActorLoop:
             return
         cause = _first_error(group)
         log.warning("group_broken", ticket=ticket.ticket_id, error=cause)
+        env_id = ticket.task.env_id
+        if env_id in self.rollouts and self.rollouts[env_id].faults.hopeless:
+            await self._give_back(lease, "failed", 0.0)
+            raise ConfigError(
+                f"no episode of {env_id} went well, and its code fails again and again: {cause}. Mend it "
+                f"(`horizonrl envs check {env_id}` tries it), and give the same command again"
+            )
         if lease.deliveries >= self.settings.max_deliver:
             reason = f"{lease.deliveries} deliveries made no group; the last one broke: {cause}"
             await self._void(lease, "max_deliver", reason)
@@ -268,6 +275,8 @@ class ActorLoop:
             episode = await self._play(ticket, index)
         finally:
             self._count_running(-1)
+        if episode.valid:
+            self.rollouts[env_id].faults.works = True
         self.metrics.count("episodes_total", env=env_id, stop=episode.stop.value)
         self.metrics.count("sampled_tokens_total", episode.generated_tokens, env=env_id)
         self.metrics.observe("episode_turns", len(episode.turns), env=env_id)

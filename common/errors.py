@@ -48,11 +48,14 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown word: a suggestion if something resembles it, or a full stop.
 
-    Of keys with dots, `rl.threads` means those that end alike (`learner.threads`), before those that look alike.
+    Of keys with dots, `rl.threads` means those that end alike (`learner.threads`), before those that look alike. If
+    nothing looks alike, `alfworld` means the names that contain it (`agentgym-alfworld`).
     """
     names = list(dict.fromkeys(choices))
-    meant = [name for name in names if _key(name) == _key(word)] or get_close_matches(
-        word, names, n=2, cutoff=0.7
+    meant = (
+        [name for name in names if _key(name) == _key(word)]
+        or get_close_matches(word, names, n=2, cutoff=0.7)
+        or [name for name in names if len(word) > 2 and word.lower() in name.lower()][:3]
     )
     return f"; did you mean {' or '.join(meant)}?" if meant else "."
 
@@ -121,7 +124,9 @@ class EnvironmentFailure(HorizonError, RuntimeError): ...
 class EnvironmentTimeout(EnvironmentFailure, TimeoutError): ...
 
 
-class ContractBroken(EnvironmentFailure, TypeError): ...
+class ContractBroken(EnvironmentFailure, TypeError):
+    method = ""
+    """The method that answered."""
 
 
 class EpisodeUnfit(HorizonError, ValueError): ...

@@ -2,12 +2,26 @@
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
+
+
+def require_choice(key: str, name: str, choices: Collection[str], *parameters: str) -> None:
+    """Raise ConfigError unless a key of the config names one of our `choices`, or a function of another package.
+
+    What we bring is not imported: it may need packages of another role.
+    """
+    if ":" in name:
+        load_function(key, name, *parameters)
+    elif name not in choices:
+        raise ConfigError(
+            f"{key} is {name!r}: choose {', '.join(choices)}, or MODULE:FUNCTION of an installed package"
+            f"{did_you_mean(name, choices)}"
+        )
 
 
 def load_choice(
@@ -17,21 +31,22 @@ def load_choice(
 
     Raises ConfigError for an unknown name, and as `load_function` does.
     """
-    if ":" in name:
-        return load_function(key, name, *parameters)
-    if name not in choices:
-        raise ConfigError(
-            f"{key} is {name!r}: choose {', '.join(choices)}, or MODULE:FUNCTION of an installed package"
-            f"{did_you_mean(name, choices)}"
-        )
-    module, _, function = choices[name].partition(":")
+    require_choice(key, name, choices, *parameters)
+    module, _, function = choices.get(name, name).partition(":")
     return getattr(import_module(module), function)  # type: ignore[no-any-return]
 
 
-def load_function(key: str, path: str, *parameters: str) -> Callable[..., Any]:
+def load_function(
+    key: str,
+    path: str,
+    *parameters: str,
+    options: Collection[str] = (),
+    keys: Collection[str] = (),
+) -> Callable[..., Any]:
     """Import the function that a key of the config names.
 
-    Raises ConfigError if there is none, if its module does not import, or if it cannot be called with `parameters`.
+    Raises ConfigError if there is none, if its module does not import, or if it cannot be called with `parameters` and
+    with `options` as keywords. The options stand beside `key`, where the section has `keys` of its own.
     """
     module_name, colon, name = path.partition(":")
     if not colon:
@@ -54,12 +69,41 @@ def load_function(key: str, path: str, *parameters: str) -> Callable[..., Any]:
             f"{key} is {path!r}, but {module.__file__} has no function {name!r}{did_you_mean(name, others)}"
         )
     try:
-        inspect.signature(function).bind(*parameters)
+        signature = inspect.signature(function)
+        keywords = _keywords(signature, parameters)
+        unknown = [option for option in options if keywords is not None and option not in keywords]
+        if not unknown:
+            signature.bind(*parameters, **dict.fromkeys(options))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{key} is {path!r}, which is called as {name}({', '.join(parameters)}): {error} ({definition(function)})"
         ) from None
+    if unknown:
+        section = key.rpartition(".")[0]
+        meant = did_you_mean(unknown[0], [*keys, *(keywords or ())])
+        takes = f" It takes {', '.join(keywords)}" if keywords else ""
+        raise ConfigError(
+            f"{section}.{unknown[0]}: neither a key of {section} nor an option of {path}{meant}{takes} "
+            f"({definition(function)})"
+        )
     return function  # type: ignore[no-any-return]
+
+
+def _keywords(signature: inspect.Signature, positional: Sequence[str]) -> list[str] | None:
+    """Return the keywords that a function takes besides positional arguments; None if it takes any.
+
+    Raises TypeError if it does not take so many.
+    """
+    filled = signature.bind_partial(*positional).arguments
+    parameters = signature.parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in by_name and parameter.name not in filled
+    ]
 
 
 @contextmanager

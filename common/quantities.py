@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+OWN = "own/"
+"""How the name of a number begins that a loss of another package measures (docs/own-loss.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quantity:

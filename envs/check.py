@@ -41,6 +41,8 @@ class Check:
     """If the check failed: `file:line, function` in the environment's code."""
     last_call: str = ""
     """If the check failed: the last call before the failure, with its text."""
+    skipped: bool = False
+    """Whether there was nothing to try; `detail` has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,11 @@ class CheckReport:
 
 
 Trial = Callable[[Subject], Awaitable[str]]
-"""One check. It returns what it measured, or raises Violation or whatever the environment raised."""
+"""One check. It returns what it measured, or raises Violation, Skipped or whatever the environment raised."""
+
+
+class Skipped(Exception):
+    """There is nothing to try, for the reason that the message has."""
 
 
 async def check(
@@ -106,6 +112,8 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
     try:
         async with limit, _watched(subject):
             return Check(name, True, await _without_exit(trial(subject)))
+    except Skipped as reason:
+        return Check(name, True, str(reason), skipped=True)
     except Violation as violation:
         detail, source = str(violation), subject.locate(violation.method)
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
@@ -207,7 +215,7 @@ async def _unknown_task_is_refused(subject: Subject) -> str:
 
 async def _expert_solves(subject: Subject) -> str:
     if not subject.has_expert:
-        return "skipped: without an expert, nothing here shows that the tasks can be solved"
+        raise Skipped("without an expert, nothing here shows that the tasks can be solved")
     environment, turns = subject.make(), []
     for task_id in subject.task_ids:
         await subject.reset(environment, task_id)
@@ -342,7 +350,7 @@ async def _tools_are_described(subject: Subject) -> str:
     environment = subject.make()
     user = tool_user(environment)
     if user is None:
-        return "skipped: it is played in words"
+        raise Skipped("it is played in words")
     await subject.reset(environment, subject.task_ids[0])
     tools = user.tools()
     for tool in tools:

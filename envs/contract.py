@@ -16,11 +16,14 @@ from traceback import FrameSummary
 from typing import Any
 
 from horizonrl.common.errors import ContractBroken
+from horizonrl.common.plugins import source_line
 from horizonrl.envs.api import Environment, Observation, OffersTools, Step, ToolCall
 
 MAX_ANSWER_CHARS = 1 << 18
 """The longest observation that an episode's record holds."""
 FLAGS = ("terminated", "truncated", "success")
+DEFECTS = (TypeError, AttributeError, NameError, NotImplementedError)
+"""Errors of an environment's code that no retry mends; ContractBroken is one."""
 NUMPY_BOOLS = ("bool", "bool_")
 """Names of NumPy's bool, which is no number to `numbers`."""
 
@@ -29,9 +32,7 @@ async def reset(environment: Environment, task_id: str) -> Observation:
     """Begin a task. Raises ContractBroken for an answer that is no Observation."""
     first = await await_answer(environment, "reset", environment.reset(task_id))
     if not isinstance(first, Observation):
-        raise ContractBroken(
-            _wrong(environment, "reset", f"returned {_kind(first)}", "an Observation(text)")
-        )
+        raise _broken(environment, "reset", f"returned {_kind(first)}", "an Observation(text)")
     _check_text(environment, "reset", first.text)
     return first
 
@@ -51,10 +52,22 @@ async def call(environment: OffersTools, tool_call: ToolCall) -> Step:
 
 
 def describe(error: BaseException, environment: object) -> str:
-    """Return an error's kind and message, and the line of the environment's code that raised it."""
+    """Return an error's kind and message, and the line of the environment's code that raised it.
+
+    Of a defect that our code met, such as an answer of another form, the line of the method or the class.
+    """
     where = raised_at(error, type(environment).__module__)
+    if not where and isinstance(error, DEFECTS):
+        where = _defined_at(type(environment), getattr(error, "method", ""))
     at = f" at {where}" if where else ""
     return f"{type(error).__name__}: {error}{at}"
+
+
+def _defined_at(kind: type, method: str) -> str:
+    """Return `FILE:LINE` of a class, or of a method in the module of the class."""
+    function = getattr(kind, method, None)
+    inherited = getattr(function, "__module__", None) != kind.__module__
+    return source_line(kind if inherited or function is None else function) or ""
 
 
 def raised_at(error: BaseException, module_name: str) -> str:
@@ -92,36 +105,35 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 async def await_answer(environment: object, method: str, answer: Awaitable[Any]) -> Any:
     """Await an answer. Raises ContractBroken for a method without `async`."""
     if not inspect.isawaitable(answer):
-        name = f"{type(environment).__name__}.{method}"
-        raise ContractBroken(
-            f"{name} is no `async def`: it returned {_kind(answer)}, which cannot be awaited"
-        )
+        got = f"is no `async def`: it returned {_kind(answer)}, which cannot be awaited"
+        raise _broken(environment, method, got)
     return await answer
+
+
+def require_step(environment: object, method: str, answer: object) -> None:
+    """Raise ContractBroken for an answer that is no Step."""
+    if not isinstance(answer, Step):
+        form = "a Step(observation, reward, terminated)"
+        raise _broken(environment, method, f"returned {_kind(answer)}", form)
 
 
 def check_step(environment: object, method: str, answer: Any) -> Step:
     """Return an answer as a Step of Python's own types. Raises ContractBroken if it is none."""
-    if not isinstance(answer, Step):
-        form = "a Step(observation, reward, terminated)"
-        raise ContractBroken(_wrong(environment, method, f"returned {_kind(answer)}", form))
+    require_step(environment, method, answer)
     if not isinstance(answer.reward, Real):
-        raise ContractBroken(
-            _wrong(
-                environment,
-                method,
-                f"gave a Step whose reward is {_kind(answer.reward)}",
-                "a float",
-            )
+        raise _broken(
+            environment,
+            method,
+            f"gave a Step whose reward is {_kind(answer.reward)}",
+            "a float",
         )
     if not math.isfinite(answer.reward):
-        raise ContractBroken(
-            _wrong(environment, method, f"gave the reward {answer.reward}", "a finite number")
-        )
+        raise _broken(environment, method, f"gave the reward {answer.reward}", "a finite number")
     flags = {name: getattr(answer, name) for name in FLAGS}
     for name, value in flags.items():
         if not isinstance(value, (bool, Integral)) and type(value).__name__ not in NUMPY_BOOLS:
-            raise ContractBroken(
-                _wrong(environment, method, f"gave a Step whose {name} is {_kind(value)}", "a bool")
+            raise _broken(
+                environment, method, f"gave a Step whose {name} is {_kind(value)}", "a bool"
             )
     info = {name: _plain(environment, method, name, value) for name, value in answer.info.items()}
     _check_text(environment, method, answer.observation)
@@ -136,24 +148,23 @@ def _plain(environment: object, method: str, name: str, value: Any) -> str | int
         return value
     if not isinstance(value, Real):
         kinds = "a str, int, float or bool"
-        raise ContractBroken(
-            _wrong(environment, method, f"gave info[{name!r}], which is {_kind(value)}", kinds)
-        )
+        raise _broken(environment, method, f"gave info[{name!r}], which is {_kind(value)}", kinds)
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _check_text(environment: object, method: str, text: Any) -> None:
     if not isinstance(text, str):
-        raise ContractBroken(
-            _wrong(environment, method, f"gave an observation that is {_kind(text)}", "a str")
-        )
+        raise _broken(environment, method, f"gave an observation that is {_kind(text)}", "a str")
     if len(text) > MAX_ANSWER_CHARS:
         got = f"gave an observation of {len(text):,} characters"
-        raise ContractBroken(_wrong(environment, method, got, f"at most {MAX_ANSWER_CHARS:,}"))
+        raise _broken(environment, method, got, f"at most {MAX_ANSWER_CHARS:,}")
 
 
-def _wrong(environment: object, method: str, got: str, expected: str) -> str:
-    return f"{type(environment).__name__}.{method} {got}; by contract it is {expected}"
+def _broken(environment: object, method: str, got: str, expected: str = "") -> ContractBroken:
+    contract = f"; by contract it is {expected}" if expected else ""
+    error = ContractBroken(f"{type(environment).__name__}.{method} {got}{contract}")
+    error.method = method
+    return error
 
 
 def _kind(value: object) -> str:

@@ -19,6 +19,7 @@ from pydantic import validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Reply, Step, ToolCall, Tools
 from horizonrl.envs.bounds import Chars, clip, whole
+from horizonrl.envs.contract import require_step
 from horizonrl.envs.formats import (
     ActionFormat,
     Command,
@@ -159,6 +160,7 @@ class TurnEnvironment(ABC, Generic[G]):
             step = self.refuse(game, action.reason)
         else:
             step = await self.follow(game, action)
+        require_step(self, "follow", step)
         self._over = step.terminated or step.truncated
         return replace(step, observation=clip(step.observation, self._max_chars))
 

@@ -37,7 +37,7 @@ def require_known(*env_ids: str) -> None:
     for env_id in env_ids:
         if env_id not in installed:
             raise ConfigError(
-                f"no environment {env_id!r}{did_you_mean(env_id, installed)} Known: {', '.join(installed)}"
+                f"no environment {env_id!r}{did_you_mean(env_id, installed)} `horizonrl envs list` lists all"
             )
 
 
@@ -164,15 +164,18 @@ def select(
 
 def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
     """Return a new instance. Raises ConfigError for an unknown option or an invalid value."""
-    environment = load(env_id)
-    options = options or {}
-    parameters = inspect.signature(environment).parameters
-    if unknown := [option for option in options if option not in parameters]:
+    require_options(env_id, options)
+    return _call(env_id, load(env_id), options or {})
+
+
+def require_options(env_id: str, options: Mapping[str, Any] | None = None) -> None:
+    """Raise ConfigError for an unknown id or option, MissingDependency as `load` does."""
+    parameters = inspect.signature(load(env_id)).parameters
+    if unknown := [option for option in options or {} if option not in parameters]:
         raise ConfigError(
             f"environment {env_id!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], parameters)} Known: "
             f"{', '.join(sorted(parameters)) or 'none'}"
         )
-    return _call(env_id, environment, options)
 
 
 def preparation(env_id: str, options: Mapping[str, Any] | None = None) -> Callable[[], bool]:

@@ -11,7 +11,7 @@ from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
 from horizonrl.common.config.schema import LARGEST_SHARED, ActorSection
 from horizonrl.common.config.training import ModelSection
-from horizonrl.common.plugins import load_choice
+from horizonrl.common.plugins import load_choice, require_choice
 
 # Names and not classes: importing an engine takes seconds, and needs packages that the others do without.
 ENGINES = {
@@ -48,6 +48,11 @@ async def start_policy(
         )
     )
     return DrainedPolicy(policy) if actor.weights == "drained" else policy
+
+
+def require_engine(name: str) -> None:
+    """Raise ConfigError unless there is an engine of this name."""
+    require_choice("actor.engine", name, ENGINES, "settings")
 
 
 def factory(name: str) -> Callable[[InferenceSettings], Awaitable[Policy]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from horizonrl.common.logs import get_logger
 from horizonrl.common.texts import printable
 from horizonrl.common.types import Ticket, Turn
-from horizonrl.envs.contract import describe
+from horizonrl.envs.contract import DEFECTS, describe
 
 log = get_logger()
 
@@ -24,11 +24,24 @@ MOST_TOLD = 100
 """Distinct failures that are told whole."""
 
 
+DEFECTS_TRIED = 32
+"""Failures by defects of code, before any episode went well, that are no accident."""
+
+
 @dataclass
 class Faults:
-    """The failures that this actor has told."""
+    """The failures of an environment that this actor has told."""
 
+    works: bool = False
+    """Whether an episode of it went well."""
+    _defects: int = 0
+    """Failures by defects of code, which no retry mends."""
     _told: set[str] = field(default_factory=set)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the environment's code has failed from the start and will fail again."""
+        return not self.works and self._defects >= DEFECTS_TRIED
 
     def tell(
         self,
@@ -45,6 +58,7 @@ class Faults:
         published, so nobody could read it elsewhere.
         """
         described = describe(error, environment)
+        self._defects += isinstance(error, DEFECTS)
         after = (
             f" after {printable(reply, SHOWN_CHARS)!r}"
             if reply

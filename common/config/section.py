@@ -5,7 +5,6 @@ A section with kinds is a union of classes, one for each set of keys: `Annotated
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, get_args
 
 from pydantic import (
@@ -59,13 +58,13 @@ OwnKind = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
 class Own(Section):
-    """A kind that is a function of another package, which takes the keys that HorizonRL does not know as options."""
+    """A kind that is a function of another package. The keys that HorizonRL does not know are its keywords."""
 
     model_config = ConfigDict(extra="allow")
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return MappingProxyType(self.model_extra or {})
+        return self.model_extra or {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """Losses, advantages, corrections and rewards of other packages, which a recipe names as `MODULE:FUNCTION`.
 
-Each is a pure function of arrays and of the section's other keys, `options`. What it returns is checked, so that an
-error names the function's file and line instead of showing as a run that learns nothing (docs/own-loss.md).
+Each is a pure function of arrays; it takes the section's other keys, `options`, as keywords. What it returns is
+checked, so that an error names the function's file and line instead of showing as a run that learns nothing
+(docs/own-loss.md).
 """
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,56 +27,58 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARAMETERS: Mapping[type, tuple[str, ...]] = {
-    OwnReward: ("reward.kind", "episode", "options"),
-    OwnAdvantage: ("advantage.kind", "returns_M", "options"),
-    OwnLoss: ("loss.kind", "logprobs_N", "inputs", "options"),
-    OwnCorrection: ("correction.kind", "log_ratio_N", "episodes_N", "options"),
+    OwnReward: ("reward.kind", "episode"),
+    OwnAdvantage: ("advantage.kind", "returns_M"),
+    OwnLoss: ("loss.kind", "logprobs_N", "inputs"),
+    OwnCorrection: ("correction.kind", "log_ratio_N", "episodes_N"),
 }
 """The key that names each function, and what it is called with."""
+
+
+OwnSection = OwnReward | OwnAdvantage | OwnLoss | OwnCorrection
 
 
 def require_functions(objective: Objective) -> None:
     """Raise ConfigError unless each function that the objective names exists and takes what it is called with."""
     for section in (objective.reward, objective.advantage, objective.loss, objective.correction):
-        if type(section) in PARAMETERS:
-            _load(type(section), str(section.kind))
+        if isinstance(section, OwnSection):
+            _load(section)
 
 
-@cache
-def _load(section: type, path: str) -> Callable[..., Any]:
-    key, *parameters = PARAMETERS[section]
-    return load_function(key, path, *parameters)
+def _load(settings: OwnSection) -> Callable[..., Any]:
+    key, *parameters = PARAMETERS[type(settings)]
+    options, keys = settings.options, type(settings).model_fields
+    return load_function(key, settings.kind, *parameters, options=options, keys=keys)
 
 
-def _call(settings: OwnReward | OwnAdvantage | OwnLoss | OwnCorrection, *arguments: Any) -> Any:
+def _call(settings: OwnSection, *arguments: Any) -> Any:
     """Call the function that a section names. Raises ConfigError, with file and line, for whatever it raises."""
+    function = _load(settings)
     key, module = PARAMETERS[type(settings)][0], settings.kind.partition(":")[0]
     with attributed(f"{key} = {settings.kind!r}", "fails", module):
-        return _load(type(settings), settings.kind)(*arguments, settings.options)
+        return function(*arguments, **settings.options)
 
 
 def own_rewards(episode: Episode, settings: OwnReward) -> list[float]:
-    """Return the reward of each turn: `function(episode, options)`."""
-    function = _load(OwnReward, settings.kind)
+    """Return the reward of each turn: `function(episode, **options)`."""
     rewards = [float(reward) for reward in _call(settings, episode)]
     if len(rewards) != len(episode.turns) or not all(map(math.isfinite, rewards)):
         raise ConfigError(
             f"reward.kind {settings.kind} returned {rewards!r:.200} for an episode of {len(episode.turns)} turns: "
-            f"return a finite number for each turn ({definition(function)})"
+            f"return a finite number for each turn ({definition(_load(settings))})"
         )
     return rewards
 
 
 def own_comparison(settings: OwnAdvantage) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """Return what compares the returns of a group: `function(returns_M, options)`."""
-    function = _load(OwnAdvantage, settings.kind)
+    """Return what compares the returns of a group: `function(returns_M, **options)`."""
 
     def compare(returns_M: NDArray[np.float64]) -> NDArray[np.float64]:
         compared_M = np.asarray(_call(settings, returns_M), np.float64)
         if compared_M.shape != returns_M.shape or not np.isfinite(compared_M).all():
             raise ConfigError(
                 f"advantage.kind {settings.kind} returned {compared_M!r:.200} for the returns {returns_M!r:.200}: "
-                f"return a finite number for each of them ({definition(function)})"
+                f"return a finite number for each of them ({definition(_load(settings))})"
             )
         return compared_M
 
@@ -84,40 +86,36 @@ def own_comparison(settings: OwnAdvantage) -> Callable[[NDArray[np.float64]], ND
 
 
 def own_weights(log_ratio_N: "Tensor", episodes_N: "Tensor", settings: OwnCorrection) -> "Tensor":
-    """Return the weight of each token: `function(log_ratio_N, episodes_N, options)`."""
-    function = _load(OwnCorrection, settings.kind)
+    """Return the weight of each token: `function(log_ratio_N, episodes_N, **options)`."""
     weights_N = _call(settings, log_ratio_N, episodes_N)
-    _require_tokens(f"correction.kind {settings.kind}", weights_N, log_ratio_N, function)
+    _require_tokens(settings, "", weights_N, log_ratio_N)
     return weights_N  # type: ignore[no-any-return]
 
 
 def own_loss(
     logprobs_N: "Tensor", inputs: Any, settings: OwnLoss
 ) -> tuple["Tensor", dict[str, "Tensor"]]:
-    """Return the loss of each token and the named numbers of each: `function(logprobs_N, inputs, options)`.
+    """Return the loss of each token and the named numbers of each: `function(logprobs_N, inputs, **options)`.
 
     `inputs` are `loss.LossInputs`.
     """
-    function = _load(OwnLoss, settings.kind)
     returned = _call(settings, logprobs_N, inputs)
     loss_N, numbers = returned if isinstance(returned, tuple) else (returned, {})
-    _require_tokens(f"loss.kind {settings.kind}", loss_N, logprobs_N, function)
+    _require_tokens(settings, "", loss_N, logprobs_N)
     for name, number_N in numbers.items():
-        _require_tokens(
-            f"loss.kind {settings.kind}, number {name!r},", number_N, logprobs_N, function
-        )
+        _require_tokens(settings, f", number {name!r},", number_N, logprobs_N)
     return loss_N, numbers
 
 
-def _require_tokens(
-    subject: str, value_N: Any, like_N: "Tensor", function: Callable[..., Any]
-) -> None:
+def _require_tokens(settings: OwnSection, part: str, value_N: Any, like_N: "Tensor") -> None:
+    """Raise ConfigError unless a function returned, as a part of its answer, a finite number per token."""
     shape = getattr(value_N, "shape", None)
     if shape != like_N.shape or not value_N.isfinite().all():
         finite = "a tensor that is not finite" if shape == like_N.shape else f"{value_N!r:.100}"
+        key = PARAMETERS[type(settings)][0]
         raise ConfigError(
-            f"{subject} returned {finite}: return a finite tensor with a number for each of the "
-            f"{len(like_N)} tokens ({definition(function)})"
+            f"{key} {settings.kind}{part} returned {finite}: return a finite tensor with a number for each "
+            f"of the {len(like_N)} tokens ({definition(_load(settings))})"
         )
 
 

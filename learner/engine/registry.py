@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.plugins import definition, load_choice
+from horizonrl.common.plugins import definition, load_choice, require_choice
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 
 BACKENDS: Mapping[str, str] = {
@@ -24,8 +24,7 @@ SEVERAL_RANKS = frozenset({"deepspeed"})
 
 def require_backend(learner: LearnerSection) -> None:
     """Raise ConfigError unless the backend exists and takes the section's number of ranks."""
-    if learner.backend not in BACKENDS:  # ours are imported by the learner alone
-        load_choice("learner.backend", learner.backend, BACKENDS, "settings")
+    require_choice("learner.backend", learner.backend, BACKENDS, "settings")
     if learner.ranks * learner.nodes > 1 and learner.backend not in SEVERAL_RANKS:
         raise ConfigError(
             f"learner.ranks is {learner.ranks} and learner.nodes {learner.nodes}, but learner.backend is "

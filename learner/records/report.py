@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from horizonrl.common.metrics import TABLE, Metrics
-from horizonrl.common.quantities import QUANTITIES, Quantity
+from horizonrl.common.quantities import OWN, QUANTITIES, Quantity
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Episode, Group, Kind, Phase, PolicyVersion, StopReason
 from horizonrl.learner.algorithm.batch import Batch
@@ -120,8 +120,7 @@ def metrics_line(
     apart = ("trained_tokens", "compute_s", "numbers")
     measured = {key: value for key, value in asdict(stats).items() if key not in apart}
     # JSON has no NaN, which is how the engine says that there was nothing to measure.
-    numbers = {name: value if np.isfinite(value) else None for name, value in stats.numbers.items()}
-    line |= {"numbers": numbers} if numbers else {}
+    measured |= {f"{OWN}{name}": value for name, value in stats.numbers.items()}
     return line | {key: value if np.isfinite(value) else None for key, value in measured.items()}
 
 

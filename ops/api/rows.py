@@ -36,7 +36,7 @@ class Rows(Sequence[Mapping[str, Any]]):
         columns = self.columns
         if self._rows and name not in columns:
             raise ConfigError(
-                f"no column {name!r}{did_you_mean(name, columns)} Columns: {', '.join(columns)}"
+                f"no column {name!r}{did_you_mean(name, columns)} `columns` lists all"
             )
         return [row.get(name) for row in self._rows]
 

@@ -26,6 +26,7 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
     table = Table("environment", "version", *registry.SPLITS, "categories")
     for column in table.columns:
         column.overflow = "fold"
+    table.columns[0].no_wrap = True  # a name is there to be copied
     # Below the table, where a message is not broken to the width of a column: it has a command or a path to copy.
     problems: list[str] = []
     for name in env_ids or registry.names():
@@ -56,9 +57,8 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     console = plain_console()
     table = Table("check", "holds", "")
     for item in report.checks:
-        table.add_row(
-            item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below"
-        )
+        holds = "skipped" if item.skipped else "yes" if item.passed else "NO"
+        table.add_row(item.name, holds, item.detail if item.passed else "see below")
     console.print(table)
     # One defect may fail several checks: it is described once.
     failed: dict[tuple[str, str], list[Check]] = {}
@@ -78,7 +78,7 @@ def choose(
 ) -> tuple[str, Mapping[str, Any]]:
     """Return the one environment that a command names, and its options."""
     if not env_ids:
-        raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
+        raise ConfigError("which environment? `horizonrl envs list` lists all")
     if len(env_ids) > 1:
         raise ConfigError(
             f"envs {action} takes one environment, not {len(env_ids)}: {', '.join(env_ids)}"
@@ -95,7 +95,7 @@ def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) 
 
     env_ids: list[str] = arguments.env_ids
     if not env_ids:
-        raise ConfigError(f"which environments? Some of: {', '.join(registry.names())}")
+        raise ConfigError("which environments? `horizonrl envs list` lists all")
     options: dict[str, Any] = parse_overrides(overrides)
     if len(env_ids) == 1 and "options" in options:
         options = {env_ids[0]: options["options"]}

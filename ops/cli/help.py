@@ -47,6 +47,27 @@ class CommandParser(argparse.ArgumentParser):
             )
         return super().format_help()
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ConfigError for a word that an argument does not take; argparse would suggest nothing."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        raise ConfigError(
+            f"`{self.prog}` has no {value!r}{did_you_mean(str(value), choices)} "
+            f"Choose {', '.join(choices)}"
+        )
+
+    def refuse_unknown(self, unknown: Sequence[str]) -> None:
+        """Raise ConfigError for words that the parser did not understand, with what they may mean."""
+        if not unknown:
+            return
+        flag, see = unknown[0].partition("=")[0], f"see {self.prog} --help"
+        if not flag.startswith("--"):
+            raise ConfigError(f"{unknown[0]!r} is one word too many for `{self.prog}`; {see}")
+        keys = [f"--{section}.{key}" for section, values in _sections().items() for key in values]
+        meant = did_you_mean(flag, [*self._option_string_actions, *keys])
+        raise ConfigError(f"{flag}: no such option of `{self.prog}`{meant} {see.capitalize()}")
+
 
 class Commands:
     """The commands of a group, as it declares them."""
@@ -71,7 +92,7 @@ class Commands:
         `overrides`: it accepts `--section.key`.
         """
         command = self._subparsers.add_parser(name, description=description)
-        command.set_defaults(execute=execute, takes_overrides=overrides)
+        command.set_defaults(execute=execute, takes_overrides=overrides, parser=command)
         command.sections = None if keys else sections
         self._summarise(name, description)
         return command
@@ -176,21 +197,6 @@ def host_name(text: str) -> str:
             f"{text!r}: give a name or an address, such as broker.example.org"
         )
     return text
-
-
-def refuse_unknown(command: str, unknown: Sequence[str]) -> None:
-    """Raise ConfigError for words that the parser did not understand, with what they may have meant."""
-    if not unknown:
-        return
-    flag = unknown[0].partition("=")[0]
-    if not flag.startswith("--"):
-        raise ConfigError(
-            f"{unknown[0]!r} is one word too many for `horizonrl {command}`; see horizonrl {command} --help"
-        )
-    keys = [f"--{section}.{key}" for section, values in _sections().items() for key in values]
-    raise ConfigError(
-        f"{flag}: no such option of `horizonrl {command}`{did_you_mean(flag, keys)} See horizonrl {command} --help"
-    )
 
 
 def refuse_overrides(command: str, overrides: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from horizonrl.ops.cli.commands import (
     setup,
     training,
 )
-from horizonrl.ops.cli.help import CommandParser, Commands, refuse_overrides, refuse_unknown
+from horizonrl.ops.cli.help import CommandParser, Commands, refuse_overrides
 from horizonrl.ops.cli.overrides import split_overrides
 
 GROUPS = (training, inspection, history, evaluation, publishing, benchmarks, setup)
@@ -29,10 +29,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser, commands = make_parser()
     if words and not words[0].startswith("-") and words[0] not in commands:
         raise ConfigError(
-            f"no command {words[0]!r}{did_you_mean(words[0], commands)} There are: {', '.join(commands)}"
+            f"no command {words[0]!r}{did_you_mean(words[0], commands)} `horizonrl --help` lists all"
         )
     arguments, unknown = parser.parse_known_args(words)
-    refuse_unknown(arguments.command, unknown)
+    arguments.parser.refuse_unknown(unknown)
     if not arguments.takes_overrides:
         refuse_overrides(arguments.command, overrides)
     return arguments, overrides

@@ -36,8 +36,8 @@ def find_recipe(path: Path) -> Path:
         return path
     if name not in recipe_name:
         raise ConfigError(
-            f"no recipe {name!r}: neither a file nor one of {', '.join(recipe_name)}"
-            f"{did_you_mean(name, recipe_name)} `horizonrl recipes` describes them"
+            f"no recipe {name!r}, neither a file nor a name{did_you_mean(name, recipe_name)} "
+            "`horizonrl recipes` lists all"
         )
     return recipe_name[name]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import uvloop
 
-from horizonrl.actors.engines import registry as engines
 from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
@@ -25,12 +24,11 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.processes import Child, horizonrl_command
 from horizonrl.common.run_dir import ADDRESS, REPORT
 from horizonrl.envs import registry
-from horizonrl.learner.algorithm.own import require_functions
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
 from horizonrl.learner.controller.yields import followed_categories
-from horizonrl.learner.engine.registry import require_backend
 from horizonrl.ops.launch.broker import earlier_port, restart_broker
 from horizonrl.ops.launch.gpus import Division, divide
+from horizonrl.ops.launch.names import require_names
 from horizonrl.ops.launch.roles import KILL_S, stop_within_s
 from horizonrl.ops.launch.supervision import RunProgress, keep_running
 from horizonrl.ops.models.models import trainable_model
@@ -90,14 +88,12 @@ async def _ended_at(config: RunConfig) -> int | None:
 
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency now for what would otherwise end a process half a minute later."""
-    engines.factory(config.actor.engine)
+    require_names(config)
     if config.actor.engine == "endpoint":
         raise ConfigError(
             "actor.engine is endpoint, whose weights never change: it can evaluate (`horizonrl eval`), not train. Set "
             "actor.engine to vllm"
         )
-    require_backend(config.learner)
-    require_functions(config.objective)
     sources = sources_of(
         config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.compares_states
     )

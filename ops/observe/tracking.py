@@ -26,6 +26,7 @@ from horizonrl.common.locks import take_lock
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.processes import Child, horizonrl_command
+from horizonrl.common.quantities import OWN
 from horizonrl.common.run_dir import CHECKPOINTS
 from horizonrl.common.types import Phase
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
@@ -127,10 +128,10 @@ def metrics_values(line: Line) -> dict[str, float]:
     """
     is_rl = line["phase"] == Phase.RL.value
     prefix = "" if is_rl else "imitation/"
-    values = numbers(line, "train" if is_rl else "imitation") | numbers(
-        line["horizons"], f"{prefix}horizon"
-    )
-    values |= numbers(line.get("numbers", {}), f"{prefix}own")
+    of_loss = {name.removeprefix(OWN): line[name] for name in line if name.startswith(OWN)}
+    measured = {name: value for name, value in line.items() if not name.startswith(OWN)}
+    values = numbers(measured, "train" if is_rl else "imitation")
+    values |= numbers(line["horizons"], f"{prefix}horizon") | numbers(of_loss, f"{prefix}own")
     for env, outcome in line["environments"].items():
         values |= numbers(outcome, f"{prefix}env/{env}")
     return values

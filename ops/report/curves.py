@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
-from horizonrl.common.quantities import QUANTITIES
+from horizonrl.common.quantities import OWN, QUANTITIES
 from horizonrl.common.statistics import mean, wilson
 from horizonrl.common.types import Phase
 from horizonrl.ops.rundir.files import Line, Stage
@@ -131,7 +131,7 @@ def curves(
 
 def _own_curves(rl: Sequence[Line]) -> list[dict[str, Any]]:
     """Return a curve for each number that a loss of another package measures."""
-    names = dict.fromkeys(name for line in rl for name in line.get("numbers", {}))
+    names = dict.fromkeys(name for line in rl for name in line if name.startswith(OWN))
     shape = {
         "unit": "number",
         "axis": "mean over tokens",
@@ -141,13 +141,9 @@ def _own_curves(rl: Sequence[Line]) -> list[dict[str, Any]]:
     }
     drawn = []
     for name in names:
-        value = partial(_own_number, name)
-        drawn.append({"title": name, "series": [_series("mean", rl, value, mean)], **shape})
+        series = [_series("mean", rl, methodcaller("get", name), mean)]
+        drawn.append({"title": name.removeprefix(OWN), "series": series, **shape})
     return [curve for curve in drawn if any(series["y"] for series in curve["series"])]
-
-
-def _own_number(name: str, line: Line) -> Any:
-    return line.get("numbers", {}).get(name)
 
 
 def _run_series(quantity: str, lines: Sequence[Line], envs: Sequence[str]) -> list[dict[str, Any]]:

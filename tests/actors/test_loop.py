@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from horizonrl.actors.loop import ActorLoop, ActorSettings
+from horizonrl.actors.rollout.faults import DEFECTS_TRIED
 from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Key, Stored, Transport
@@ -20,7 +21,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead, RecordTooLarge
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, Task, Ticket, Void
-from horizonrl.envs.api import Step
+from horizonrl.envs.api import Observation, Step
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()
@@ -207,6 +208,54 @@ def test_an_actor_ends_when_nothing_fits(tmp_path: Path, monkeypatch: pytest.Mon
         assert len(await entries(transport, 3)) == 3
 
     monkeypatch.setattr("horizonrl.actors.loop.UNFIT_LIMIT", 3)
+    asyncio.run(scenario())
+
+
+class AnswersATuple(Echo):
+    """Breaks its contract in every step, but for the first `good` episodes."""
+
+    good = 0
+    played = 0
+
+    async def reset(self, task_id: str) -> Observation:
+        AnswersATuple.played += 1
+        self.last, self.number = 1, AnswersATuple.played
+        return await super().reset(task_id)
+
+    async def step(self, text: str) -> Step:
+        answer = await super().step(text)
+        return answer if self.number <= self.good else ("", 1.0, True)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("good", [0, 2])
+def test_an_actor_ends_when_the_code_of_an_environment_fails_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int
+) -> None:
+    monkeypatch.setattr("horizonrl.actors.loop.RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr(AnswersATuple, "good", good)
+    monkeypatch.setattr(AnswersATuple, "played", 0)
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        for number in range(30):
+            await TicketQueue(transport).issue(ticket(number))
+        loop = actor(transport, tmp_path, environment=AnswersATuple)
+        running = asyncio.create_task(loop.run())
+        if good:  # it may work again
+            await until(lambda: AnswersATuple.played > 2 * DEFECTS_TRIED)
+            loop.stopping.set()
+            await running
+            return
+        with pytest.raises(ExceptionGroup) as ended:
+            await running
+        assert ended.group_contains(
+            ConfigError,
+            match=r"no episode of echo went well.* AnswersATuple\.step returned a tuple; by contract "
+            r"it is a Step\(observation, reward, terminated\) at \S+/test_loop\.py:\d+ \(echo.*Mend it",
+        )
+        assert DEFECTS_TRIED <= AnswersATuple.played <= DEFECTS_TRIED + 4  # of those under way
+        assert loop.metrics.value("tickets_given_back_total", reason="failed") >= 1
+
     asyncio.run(scenario())
 
 

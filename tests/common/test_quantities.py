@@ -12,6 +12,7 @@ from horizonrl.common.types import Phase, PolicyVersion
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.collector import PendingBatch
 from horizonrl.learner.records.report import MIRRORED, metrics_line
+from horizonrl.ops.api.rows import Rows
 from horizonrl.ops.observe.console import COLUMNS
 from horizonrl.ops.observe.tracking import metrics_values
 from horizonrl.ops.pages.metrics import page
@@ -102,8 +103,10 @@ def test_a_tracker_is_told_the_names_of_the_table() -> None:
 
 def test_the_numbers_of_a_loss_of_another_package_reach_the_report_and_trackers() -> None:
     line = line_of_a_step(replace(STATS, numbers={"penalty": 0.25, "unmeasured": math.nan}))
-    assert line["numbers"] == {"penalty": 0.25, "unmeasured": None}
-    assert metrics_values(line)["own/penalty"] == 0.25
+    assert (line["own/penalty"], line["own/unmeasured"]) == (0.25, None)
+    tracked = {name: value for name, value in metrics_values(line).items() if "own" in name}
+    assert tracked == {"own/penalty": 0.25}
+    assert Rows([line]).column("own/penalty") == [0.25]
     assert [
         curve["series"][0]["y"] for curve in curves([line], []) if curve["title"] == "penalty"
     ] == [[0.25]]

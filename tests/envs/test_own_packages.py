@@ -90,6 +90,21 @@ def expect_message(message: str, capsys: Captured) -> None:
         sources_of(RunConfig.load([], ["--envs", '[{"id": "guess"}]']).envs)
 
 
+def test_a_name_is_whole_on_a_narrow_terminal_and_a_skipped_check_is_called_so(
+    install: Install, capsys: Captured
+) -> None:
+    name = "guess-a-number-of-two-digits"
+    install(name, GUESS.replace('"guess"', f'"{name}"'), "Guess")
+    assert main(["envs", "list", name, "agentgym-textcraft"]) == 0
+    shown = capsys.readouterr().out
+    assert f"│ {name} │" in shown and "│ agentgym-textcraft " in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert main(["envs", "check", name]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"│ the expert solves the tasks +│ skipped +│ without an expert", shown), shown
+    assert re.search(r"│ an episode ends once +│ yes +│", shown), shown
+
+
 def test_a_step_that_exits_ends_no_command_and_is_described_once(
     install: Install, capsys: Captured
 ) -> None:

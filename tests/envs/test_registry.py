@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.worlds.textcraft.env import TextCraft
 
+ROOT = Path(__file__).parents[2]
 Install = Callable[..., None]
 WORLDS = Path(__file__).with_name("worlds.py").read_text()
 
@@ -55,10 +57,10 @@ def test_playing_imports_no_engine_and_not_the_package_of_the_recipes() -> None:
     }
 
 
-def test_an_unknown_id_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_id_is_answered_with_what_resembles_it() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"no environment 'textcarft'; did you mean textcraft.*\? Known: .*textcraft",
+        match=r"no environment 'textcarft'; did you mean textcraft\? `horizonrl envs list` lists all",
     ):
         registry.load("textcarft")
 
@@ -179,3 +181,13 @@ def test_an_option_of_a_wrong_value_is_a_config_error() -> None:
         ConfigError, match=r"option distractors: .* greater than or equal to 0 \(got -1\)"
     ):
         registry.make("textcraft", {"distractors": -1})
+
+
+def test_the_pages_count_the_environments_that_come_with_the_package() -> None:
+    entries = entry_points(group=registry.GROUP)
+    worlds = {entry.name for entry in entries if ".envs.worlds." in entry.value} - {"delayed"}
+    page = (ROOT / "docs/environments/scenarios.md").read_text()
+    cells = re.findall(r"^\|([^|]+)\|", page.partition("Each has")[0], re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)} == worlds
+    counts = re.findall(r"(\d+) environments", (ROOT / "README.md").read_text())
+    assert counts == [str(len(worlds))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.readme import EXAMPLES, ROOT, TERMINAL, Example
+from tests.examples.readme import BLOCK, EXAMPLES, ROOT, TERMINAL, Example
 
 pytestmark = pytest.mark.process
 
@@ -39,7 +39,7 @@ def test_a_package_brings_an_environment(copied: Copied) -> None:
     shown = example.run_all()
     assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ \d\d +│ all 100", shown), shown
     assert len((example.place / "guess-demonstrations.jsonl").read_text().splitlines()) == 8
-    assert [line["phase"] for line in example.lines("runs/guess")] == ["imitation", "imitation"]
+    assert [line["phase"] for line in example.lines("runs/guess")] == ["imitation", "rl", "rl"]
 
 
 def test_the_page_on_environments_shows_the_files_of_the_example() -> None:
@@ -49,12 +49,24 @@ def test_the_page_on_environments_shows_the_files_of_the_example() -> None:
     assert len(shown) == 3
 
 
+@pytest.mark.parametrize(
+    ("page", "example"),
+    [("own-loss.md", "own-loss"), ("environments/your-own.md", "own-environment")],
+)
+def test_the_quick_run_of_a_page_is_the_one_of_the_example(page: str, example: str) -> None:
+    text = re.sub(r" \\\n\s*", " ", (ROOT / "docs" / page).read_text())
+    shown = re.findall(r"^    (.*\btiny\b.*)$", text, re.MULTILINE)
+    run = BLOCK.findall((EXAMPLES / example / "README.md").read_text())
+    assert shown == [line for block in run for line in block.splitlines() if " tiny" in line]
+    assert len(shown) == 2
+
+
 def test_a_package_brings_a_loss_and_its_metric(copied: Copied) -> None:
     example = copied("own-loss")
     example.run_all()
     lines = example.lines("runs/own-loss")
     assert [line["step"] for line in lines] == [1, 2]
-    assert all(line["numbers"]["spo_penalty"] >= 0 for line in lines)
+    assert all(line["own/spo_penalty"] >= 0 for line in lines)
 
 
 def test_an_endpoint_is_evaluated_as_the_page_shows(copied: Copied) -> None:

@@ -102,8 +102,10 @@ def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
         print(explain(arguments.explain))
         return 0
     config = load_config(arguments.recipes, overrides)
+    from horizonrl.ops.launch.names import require_names
     from horizonrl.ops.rundir.directory import to_toml
 
+    require_names(config)
     print(to_toml(config), end="")
     return 0
 

@@ -1,6 +1,7 @@
 import asyncio
 import re
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ from horizonrl.actors.rollout import rollout as rollout_module
 from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.errors import EngineDead, PolicyFailure
 from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
-from horizonrl.envs.api import Observation, Step
+from horizonrl.envs.api import Environment, Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_REPLY_CHARS
+from horizonrl.envs.game import TurnEnvironment
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()
@@ -37,7 +39,7 @@ def ticket(
 
 
 def play(
-    environment: Echo,
+    environment: Environment,
     order: Ticket | None = None,
     policy: SayingPolicy | None = None,
     states: bool = False,
@@ -218,7 +220,48 @@ def test_an_answer_of_another_form_breaks_the_episode_and_is_named(
     episode = play(environment, policy=SayingPolicy(CHAT, max_context_tokens=10**6))
     assert episode.stop is StopReason.ENV_ERROR
     assert said in (episode.error or "")
-    assert "(echo task 'say'" in (episode.error or "")
+    assert re.search(r" at \S+/test_rollout\.py:\d+ \(echo task 'say'", episode.error or "")
+
+
+class Silent(TurnEnvironment[str]):
+    """A world that forgets to return what follows."""
+
+    env_id = "echo"
+    version = "1"
+
+    def __init__(self) -> None:
+        super().__init__("plain", max_observation_chars=100)
+
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        return Echo.tasks()
+
+    async def start(self, task_id: str) -> tuple[str, str]:
+        return "say something", task_id
+
+    def read(self, text: str) -> str:
+        return text
+
+    async def follow(self, game: str, action: str) -> Step:
+        return None  # type: ignore[return-value]
+
+
+class Unpacked(Echo):
+    async def reset(self) -> Observation:  # type: ignore[override]
+        return Observation("say something")
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (Silent(), r"Silent\.follow returned None; by contract it is a Step\(.*\.py:\d+"),
+        (Unpacked(), r"TypeError: .*positional argument.* at \S+/test_rollout\.py:\d+"),
+    ],
+)
+def test_a_defect_that_our_code_meets_has_the_line_of_the_method_or_the_class(
+    environment: Environment, said: str
+) -> None:
+    assert re.search(said, play(environment).error or "")
 
 
 def test_a_method_that_is_no_coroutine_is_named() -> None:

@@ -23,9 +23,7 @@ from tests.learner.algorithm.test_advantage import trace
 from tests.records import make_episode, make_turn
 
 Package = Callable[[str], str]
-HALVED = (
-    "def f(logprobs_N, inputs, options): return logprobs_N * options['by'], {'seen': -logprobs_N}"
-)
+HALVED = "def f(logprobs_N, inputs, *, by): return logprobs_N * by, {'seen': -logprobs_N}"
 
 
 @pytest.fixture
@@ -64,15 +62,15 @@ def test_a_loss_gets_its_options_and_its_numbers_are_means_over_sampled_tokens(
 
 
 def test_an_advantage_compares_the_returns_of_a_group(package: Package) -> None:
-    name = package("def f(returns_M, options): return returns_M - options['less']")
+    name = package("def f(returns_M, less): return returns_M - less")
     objective = RunConfig.load([], [f"--advantage.kind={name}:f", "--advantage.less=1"]).objective
     made = estimates([trace([(2, reward)]) for reward in (3.0, 5.0)], None, objective)
     assert [estimate.advantages_N.tolist() for estimate in made] == [[2.0, 2.0], [4.0, 4.0]]
 
 
 def test_a_correction_weighs_and_a_reward_replaces(package: Package) -> None:
-    weights = package("def f(log_ratio_N, episodes_N, options): return log_ratio_N * 0 + 3")
-    rewards = package("def f(episode, options): return [options['each']] * len(episode.turns)")
+    weights = package("def f(log_ratio_N, episodes_N): return log_ratio_N * 0 + 3")
+    rewards = package("def f(episode, each): return [each] * len(episode.turns)")
     objective = RunConfig.load(
         [],
         [
@@ -95,20 +93,20 @@ def test_a_correction_weighs_and_a_reward_replaces(package: Package) -> None:
         ("import nowhere_at_all", r"cannot be imported: ModuleNotFoundError: .*\(.*\.py:1\)"),
         ("\n1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*\.py:2\)"),
         (
-            "def f(a, b): return a",
-            r"called as f\(logprobs_N, inputs, options\): too many .* \(.*\.py:1\)",
+            "def f(a): return a",
+            r"called as f\(logprobs_N, inputs\): too many .* \(.*\.py:1\)",
         ),
         (
-            "\ndef f(a, b, c): return a / 0 * 0",
+            "\ndef f(a, b): return a / 0 * 0",
             r"returned a tensor that is not finite: .* 2 tokens \(.*\.py:2\)",
         ),
         (
-            "def f(a, b, c): return a[:1]",
+            "def f(a, b): return a[:1]",
             r"returned tensor.*: return a finite tensor .*\(.*\.py:1\)",
         ),
-        ("def f(a, b, c): return a, {'x': a.mean()}", r"number 'x', returned .*\(.*\.py:1\)"),
+        ("def f(a, b): return a, {'x': a.mean()}", r"number 'x', returned .*\(.*\.py:1\)"),
         (
-            "def f(a, b, c):\n    return c['epsilon']",
+            "def f(a, b):\n    return {}['epsilon']",
             r"fails: KeyError: 'epsilon' \(.*\.py:2\)",
         ),
     ],
@@ -119,13 +117,38 @@ def test_an_error_names_the_file_and_the_line(package: Package, text: str, messa
         _ = require_functions(objective) or number_names(objective, two_tokens)
 
 
+TAKES = "def f(logprobs_N, inputs, *, epsilon, beta=1): return logprobs_N"
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "message"),
+    [
+        (TAKES, "betaa", r"loss\.betaa: neither .*; did you mean beta\? .* \(.*\.py:1\)"),
+        (TAKES, "kin", r"loss\.kin: neither a key of loss nor an option of .*did you mean kind\?"),
+        (TAKES, "inputs", r"loss\.inputs: neither a key .* It takes epsilon, beta \(.*\.py:1\)"),
+        (TAKES, "beta", r"called as f\(logprobs_N, inputs\): missing .* 'epsilon' \(.*\.py:1\)"),
+        ("def f(a, b, **more): return a", "kin", None),
+    ],
+)
+def test_an_option_that_the_function_does_not_take_is_refused(
+    package: Package, text: str, option: str, message: str | None
+) -> None:
+    keys = [f"--loss.kind={package(text)}:f", f"--loss.{option}=1"]
+    objective = RunConfig.load([], keys).objective
+    if message is None:
+        require_functions(objective)
+        return
+    with pytest.raises(ConfigError, match=message):
+        require_functions(objective)
+
+
 def test_a_module_that_is_not_installed_is_named() -> None:
     with pytest.raises(ConfigError, match="no module 'nowhere_at_all': pip install the package"):
         require_functions(RunConfig.load([], ["--loss.kind=nowhere_at_all:f"]).objective)
 
 
 def test_what_is_not_finite_in_training_ends_the_run(package: Package) -> None:
-    name = package("def f(returns_M, options): return returns_M * float('nan')")
+    name = package("def f(returns_M): return returns_M * float('nan')")
     objective = RunConfig.load([], [f"--advantage.kind={name}:f"]).objective
     with pytest.raises(ConfigError, match=r"return a finite number for each of them \(.*\.py:1\)"):
         estimates([trace([(1, float(reward))]) for reward in np.arange(2)], None, objective)

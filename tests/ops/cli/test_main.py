@@ -166,8 +166,14 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["train", "--rl.learning_rate", "1"], "rl.learning_rate: no such key"),
         (["train", "gone.toml"], "no recipe at gone.toml"),
         (["trian", "laptop"], "no command 'trian'; did you mean train?"),
-        (["train", "laptpo"], "no recipe 'laptpo': neither a file nor one of agentevol"),
-        (["train", "laptpo"], "did you mean laptop?"),
+        (
+            ["train", "laptpo"],
+            "no recipe 'laptpo', neither a file nor a name; did you mean laptop? "
+            "`horizonrl recipes` lists all",
+        ),
+        (["envs", "chek"], "`horizonrl envs` has no 'chek'; did you mean check? Choose list, "),
+        (["study", "learnin"], "`horizonrl study` has no 'learnin'; did you mean learning?"),
+        (["eval", "m", "--taks", "3"], "`horizonrl eval`; did you mean --tasks? See horizonrl"),
         (
             ["train", "--rl.max_stalenes", "3"],
             "did you mean rl.max_staleness? Known keys: demos_per_step, ",
@@ -188,6 +194,15 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["status", "runs", "--wathc"], "--wathc: no such option of `horizonrl status`"),
         (["track", "laptop", "pocket"], "'pocket' is one word too many for `horizonrl track`"),
         (["envs", "list", "textcarft"], "no environment 'textcarft'; did you mean textcraft"),
+        (["envs", "list", "alfworld"], "did you mean agentgym-alfworld? `horizonrl envs list`"),
+        (["config", "--learner.backend", "torhc"], "learner.backend is 'torhc': choose deepspeed"),
+        (["config", "--actor.engine", "vlm"], "actor.engine is 'vlm': choose vllm"),
+        (["config", "--loss.kind", "no_such_module:f"], "this Python has no module"),
+        (["config", "--envs", '[{"id": "mze"}]'], "no environment 'mze'; did you mean maze?"),
+        (
+            ["config", "--envs", '[{"id": "maze", "options": {"stile": "full"}}]'],
+            "has no option 'stile'; did you mean style?",
+        ),
         (["train", "--horizon.horizons", "[0]"], "greater than or equal to 1"),
         (["learner"], "broker.url is not set"),
         (["learner", "--broker.url", "127.0.0.1"], "write it as nats://HOST:PORT"),
@@ -382,7 +397,8 @@ def test_a_full_disk_is_one_clear_message(capsys: pytest.CaptureFixture[str]) ->
 def test_options_that_are_none_are_left_out_since_toml_has_no_null(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    envs = '[{"id": "parity", "options": {"a": null, "b": [{"c": null, "d": 1}]}}]'
+    inner = '{"b": [{"c": null, "d": 1}]}'
+    envs = f'[{{"id": "delayed", "options": {{"env": null, "options": {inner}}}}}]'
     assert (
         main(
             [
@@ -396,5 +412,5 @@ def test_options_that_are_none_are_left_out_since_toml_has_no_null(
         == 0
     )
     shown = tomllib.loads(capsys.readouterr().out)
-    assert shown["envs"][0]["options"] == {"b": [{"d": 1}]}
+    assert shown["envs"][0]["options"] == {"options": {"b": [{"d": 1}]}}
     assert shown["actor"]["vllm"] == {"max_num_seqs": 4}
