@@ -14,7 +14,8 @@ from horizonrl.actors.rollout.rollout import Rollout, broken, play
 from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.tickets import Lease, TicketQueue
+from horizonrl.broker.leases import Lease
+from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost, RecordTooLarge
 from horizonrl.common.lag import LoopLag
 from horizonrl.common.logs import get_logger

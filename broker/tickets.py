@@ -1,24 +1,21 @@
-"""The ticket queue: the controller issues, actors lease.
+"""The ticket queue: the controller issues, actors lease (`leases.py`).
 
 Place in the flow: **Ticket** → Episode. The stream itself is the record: the controller reads from it how many tickets
 were issued, so it needs no memory of its own. A ticket's id makes issuing it twice harmless.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 
-from horizonrl.broker.api import Delivery, Message, Stored, Stream, Transport
+from horizonrl.broker.api import Message, Stored, Stream, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.dead_letters import store_dead_letter
+from horizonrl.broker.leases import Lease, acknowledge
 from horizonrl.broker.scan import scan
 from horizonrl.broker.signing import TicketSigner
-from horizonrl.common.errors import BrokerError, BrokerUnreachable, LeaseLost, LogGap, RecordError
-from horizonrl.common.logs import get_logger
+from horizonrl.common.errors import LogGap, RecordError
 from horizonrl.common.types import Kind, Ticket
-
-log = get_logger()
 
 REISSUED = "tickets.again"
 """Subject of tickets that were issued again. It is not the subject of their kind, because the last message there tells
@@ -31,95 +28,6 @@ ISSUED_AT_ONCE = 64
 LATEST = 16 * ISSUED_AT_ONCE
 """Messages up to the last one of a kind among which its highest number is. An old ticket is stored a second time only
 by a controller that was paused for longer than the server remembers ids, and that asks before it issues others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """An actor's hold on a ticket.
-
-    Work inside `held()`, publish inside `kept()`, then `acknowledge`; or `give_back` at any time.
-    """
-
-    ticket: Ticket
-    deliveries: int
-    """1 if nobody has held the ticket before."""
-    delivery: Delivery
-    ack_wait_s: float
-
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Extend the lease every third of `ack_wait_s` while the body runs.
-
-        Cancels the body and raises LeaseLost if no extension was confirmed for `ack_wait_s`: by then another actor may
-        have the ticket.
-        """
-        try:
-            # The heartbeat is inside, so that it has ended before the deadline that it moves does.
-            async with asyncio.timeout(self.ack_wait_s) as deadline, self._extended(deadline):
-                yield
-        except TimeoutError:
-            # A TimeoutError of the body's own is not a lost lease.
-            if deadline.expired():
-                raise LeaseLost(
-                    f"{self.ticket.ticket_id}: no extension was confirmed for {self.ack_wait_s} s; another actor may "
-                    "have it"
-                ) from None
-            raise
-
-    @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """Extend the lease while the body runs, without ever cancelling it.
-
-        For a finished group: it is worth publishing however long the broker is away, and a second one is refused.
-        """
-        async with self._extended(None):
-            yield
-
-    @asynccontextmanager
-    async def _extended(self, deadline: asyncio.Timeout | None) -> AsyncIterator[None]:
-        # Not a TaskGroup, which would wrap the body's errors in a group: callers catch them by type.
-        heartbeat = asyncio.create_task(self._extend(deadline))
-        try:
-            yield
-        finally:
-            heartbeat.cancel()
-            # Waits for the end, whatever it is: no extension may follow the acknowledgement.
-            await asyncio.wait([heartbeat])
-
-    async def _extend(self, deadline: asyncio.Timeout | None) -> None:
-        """Move the deadline, if any, with every confirmed extension; end the body at once if the lease is lost."""
-        loop = asyncio.get_running_loop()
-
-        def move(when: float) -> None:
-            # One that has just expired cannot be moved.
-            if deadline is not None and not deadline.expired():
-                deadline.reschedule(when)
-
-        while True:
-            # Counted from the request and not from its answer: the server's own clock starts somewhere in between.
-            asked = loop.time()
-            try:
-                await self.delivery.extend()
-                move(asked + self.ack_wait_s)
-            except LeaseLost:
-                move(asked)
-                return
-            except BrokerError as error:
-                # The broker may come back in time. If it does not, the deadline ends the body.
-                log.warning("lease_not_extended", ticket=self.ticket.ticket_id, error=str(error))
-            # A third, so that two extensions in a row may fail before the lease is lost.
-            await asyncio.sleep(max(0.0, asked + self.ack_wait_s / 3 - loop.time()))
-
-    async def acknowledge(self) -> bool:
-        """End the lease for good; return whether the broker has confirmed it within `ack_wait_s`.
-
-        It does not answer for a ticket that it has lost. An acknowledgement saves a repeat, which would be recognised,
-        so it is not worth a longer wait.
-        """
-        return await _try_acknowledge(self.delivery)
-
-    async def give_back(self, delay_s: float = 0.0) -> None:
-        await self.delivery.give_back(delay_s)
 
 
 class TicketQueue:
@@ -244,7 +152,7 @@ class TicketQueue:
                 await store_dead_letter(
                     self._transport, Stream.TICKETS, delivery.message, str(error)
                 )
-                await _try_acknowledge(delivery)
+                await acknowledge(delivery)
                 continue
             return Lease(ticket, delivery.deliveries, delivery, self._transport.ack_wait_s)
         return None
@@ -271,15 +179,6 @@ class TicketQueue:
                 with suppress(RecordError):
                     tickets.append((message, decode(message.data, Ticket)))
         return tickets
-
-
-async def _try_acknowledge(delivery: Delivery) -> bool:
-    try:
-        await delivery.acknowledge()
-    except BrokerUnreachable as error:
-        log.warning("ack_unconfirmed", sequence=delivery.message.sequence, error=str(error))
-        return False
-    return True
 
 
 def ticket_subject(kind: Kind) -> str:

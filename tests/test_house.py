@@ -24,6 +24,16 @@ def test_contributing_shows_the_tree_as_it_is() -> None:
     assert tree.PAGE.read_text() == tree.page(), "run `make generated`"
 
 
+def test_contributing_leads_from_behaviour_to_files_that_are_there() -> None:
+    page = tree.PAGE.read_text()
+    table = page[page.index("| behaviour | file |") : page.index("## The tree")]
+    rows = re.findall(r"^\| [^|]+ \| (`.*`) \|$", table, re.MULTILINE)
+    files = [file for row in rows for file in re.findall(r"`([^`]+)`", row)]
+    assert 15 <= len(rows) <= 25
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert {file.partition("/")[0] for file in files} == set(tree.PACKAGES)
+
+
 @pytest.mark.parametrize("directory", list(tree.directories()), ids=name)
 def test_a_directory_says_what_it_is_for(directory: Path) -> None:
     assert tree.purpose(directory), f"{name(directory)}/__init__.py has no docstring"

@@ -1,1 +1,1 @@
-"""MCP servers as environments: their tools are the agent's, a file has the tasks, a function grades."""
+"""MCP servers as environments: a file has the tasks, a function grades."""

@@ -1,1 +1,1 @@
-"""Any program as an environment: it plays one task against the gateway, in a process of its own."""
+"""Any program as an environment, in a process of its own."""

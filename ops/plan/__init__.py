@@ -1,1 +1,1 @@
-"""`horizonrl plan`: what a run will need and where it will be slow, from formulas, before a machine is rented."""
+"""`horizonrl plan`: what a run needs and where it will be slow, from formulas."""

@@ -16,8 +16,8 @@ from horizonrl.common.types import DropReason
 from horizonrl.learner.controller.horizon import horizon_turns
 from horizonrl.ops.report.curves import curves
 from horizonrl.ops.rundir.directory import model_label, to_toml
-from horizonrl.ops.rundir.durations import tenths
 from horizonrl.ops.rundir.files import Files, Line, Stage, evaluated_split
+from horizonrl.ops.rundir.trained_by_duration import tenths
 from horizonrl.ops.rundir.view import RunView
 from horizonrl.ops.terminal.figures import count_noun, mean_return, number, percent
 

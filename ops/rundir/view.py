@@ -16,7 +16,7 @@ from horizonrl.common.run_dir import CHECKPOINTS, TRAIN_LOCK
 from horizonrl.common.state import Outcomes, Progress, end_of_run
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Kind, Phase
-from horizonrl.ops.rundir import durations
+from horizonrl.ops.rundir import trained_by_duration
 from horizonrl.ops.rundir.broker_status import BrokerStatus, waits
 from horizonrl.ops.rundir.directory import in_training
 from horizonrl.ops.rundir.files import RECENT, SETTLED, Files, Stage, evaluated_split
@@ -207,7 +207,7 @@ class RunView:
             sentences.append(
                 f"{percent(share)} of the last steps' episodes broke: environment or engine errors"
             )
-        if (unequal := durations.warning(self.files.metrics)) is not None:
+        if (unequal := trained_by_duration.warning(self.files.metrics)) is not None:
             sentences.append(unequal)
         if self.broker is not None and self.broker.dead:
             messages = count_noun(self.broker.dead, "message")

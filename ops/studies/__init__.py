@@ -1,4 +1,4 @@
-"""The learning bench: does a change of the algorithm make a model learn better at equal cost?
+"""Does a change of the algorithm make a model learn better at equal cost?
 
 `study learning STUDY` trains every variant of a study (ops/recipes/studies) under every seed, one run after another,
 and compares the variants on held-out tasks, two at a time in the contrasts that the study names.

@@ -4,9 +4,10 @@ import pytest
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
+from horizonrl.broker.leases import Lease
 from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 from horizonrl.broker.standing import StandingTickets
-from horizonrl.broker.tickets import LATEST, REISSUED, Lease, TicketQueue
+from horizonrl.broker.tickets import LATEST, REISSUED, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind

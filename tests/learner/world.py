@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from horizonrl.broker.api import Key
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.leases import Lease
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.broker.tickets import Lease, TicketQueue
+from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import LeaseLost

@@ -16,10 +16,11 @@ import pytest
 from horizonrl.broker.api import Message, Role, Stream, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import PART, DeadLetter, GroupLog
+from horizonrl.broker.leases import Lease
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.scan import scan
 from horizonrl.broker.signing import TicketSigner
-from horizonrl.broker.tickets import Lease, TicketQueue
+from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.metrics import Metrics

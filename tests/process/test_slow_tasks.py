@@ -2,7 +2,7 @@
 
 import pytest
 
-from horizonrl.ops.rundir.durations import tenths, warning
+from horizonrl.ops.rundir.trained_by_duration import tenths, warning
 from tests.process.conftest import Workplace
 from tests.process.plugin.horizonrl_slow import seconds
 

@@ -10,7 +10,7 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import DropReason, Group, Kind, Phase, PolicyVersion
 from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.records.report import StepTimes, metrics_line, mirror_metrics
-from horizonrl.ops.rundir.durations import tenths, warning
+from horizonrl.ops.rundir.trained_by_duration import tenths, warning
 from tests.ops.report.runs import STATS
 from tests.records import make_group
 
