@@ -110,36 +110,37 @@ async def await_answer(environment: object, method: str, answer: Awaitable[Any])
     return await answer
 
 
-def require_step(environment: object, method: str, answer: object) -> None:
-    """Raise ContractBroken for an answer that is no Step."""
+def require_step(environment: object, method: str, answer: object) -> Step:
+    """Return the answer. Raises ContractBroken if it is no Step."""
     if not isinstance(answer, Step):
         form = "a Step(observation, reward, terminated)"
         raise _broken(environment, method, f"returned {_kind(answer)}", form)
+    return answer
 
 
 def check_step(environment: object, method: str, answer: Any) -> Step:
     """Return an answer as a Step of Python's own types. Raises ContractBroken if it is none."""
-    require_step(environment, method, answer)
-    if not isinstance(answer.reward, Real):
+    step = require_step(environment, method, answer)
+    if not isinstance(step.reward, Real):
         raise _broken(
             environment,
             method,
-            f"gave a Step whose reward is {_kind(answer.reward)}",
+            f"gave a Step whose reward is {_kind(step.reward)}",
             "a float",
         )
-    if not math.isfinite(answer.reward):
-        raise _broken(environment, method, f"gave the reward {answer.reward}", "a finite number")
-    flags = {name: getattr(answer, name) for name in FLAGS}
+    if not math.isfinite(step.reward):
+        raise _broken(environment, method, f"gave the reward {step.reward}", "a finite number")
+    flags = {name: getattr(step, name) for name in FLAGS}
     for name, value in flags.items():
         if not isinstance(value, (bool, Integral)) and type(value).__name__ not in NUMPY_BOOLS:
             raise _broken(
                 environment, method, f"gave a Step whose {name} is {_kind(value)}", "a bool"
             )
-    info = {name: _plain(environment, method, name, value) for name, value in answer.info.items()}
-    _check_text(environment, method, answer.observation)
+    info = {name: _plain(environment, method, name, value) for name, value in step.info.items()}
+    _check_text(environment, method, step.observation)
     # NumPy's numbers are taken, and become Python's own: JSON has no others.
     flags = {name: bool(value) for name, value in flags.items()}
-    return replace(answer, reward=float(answer.reward), info=info, **flags)
+    return replace(step, reward=float(step.reward), info=info, **flags)
 
 
 def _plain(environment: object, method: str, name: str, value: Any) -> str | int | float:

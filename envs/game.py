@@ -159,8 +159,7 @@ class TurnEnvironment(ABC, Generic[G]):
         if isinstance(action, Unreadable):
             step = self.refuse(game, action.reason)
         else:
-            step = await self.follow(game, action)
-        require_step(self, "follow", step)
+            step = require_step(self, "follow", await self.follow(game, action))
         self._over = step.terminated or step.truncated
         return replace(step, observation=clip(step.observation, self._max_chars))
 

@@ -139,7 +139,7 @@ def _own_curves(rl: Sequence[Line]) -> list[dict[str, Any]]:
         "zero": False,
         "steps": False,
     }
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     for name in names:
         series = [_series("mean", rl, methodcaller("get", name), mean)]
         drawn.append({"title": name.removeprefix(OWN), "series": series, **shape})
