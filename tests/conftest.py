@@ -9,11 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from horizonrl.broker.nats.server import EmbeddedServer
-from tests.engine import tiny_models, vllm_engine
+from tests.engine import apart, tiny_models, vllm_engine
 
-__all__ = ["tiny_models", "vllm_engine"]
+__all__ = ["apart", "tiny_models", "vllm_engine"]
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
@@ -25,8 +27,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Tests compute on the CPU, whatever the machine has: a GPU would be shared by many of them, and rounds otherwise.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# Programs and workers share the cores: threads of one would wait, spinning, for those of another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-LONGEST = ("tests/process/", "tests/examples/", "tests/learner/engine/")
+WITH_VLLM = ("tests/actors/engines/test_vllm", "tests/contracts/test_policy", "tests/ops/test_eval")
+"""The files whose tests share an import of vLLM, and an engine."""
+LONGEST = ("tests/process/", "tests/examples/", "tests/learner/engine/", *WITH_VLLM)
+
+
+class ByFile(LoadFileScheduling):
+    """Give a file's tests to one worker, and to one worker those of all files that share vLLM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "vllm" if file.startswith(WITH_VLLM) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -13,9 +13,16 @@ import pytest
 from horizonrl.actors.engines.vllm import VllmPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
 from horizonrl.ops.models.tiny_model import make_tiny_model
+from tests.actors.engines.apart import Apart, forking
 from tests.processes import command_line
 
 T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def apart() -> Iterator[Apart]:
+    with forking() as programs:
+        yield programs
 
 
 @dataclass(frozen=True)

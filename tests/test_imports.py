@@ -20,6 +20,7 @@ for package in ("common", "broker", "envs"):
     for file in sorted((root / package).rglob("*.py")):
         importlib.import_module("horizonrl." + ".".join(file.relative_to(root).with_suffix("").parts))
 import horizonrl.learner.controller.main
+import horizonrl.learner.main
 print(sorted(set({heavy!r}) & set(sys.modules)))
 """
 
@@ -31,7 +32,7 @@ def run_python(code: str) -> str:
     return answer.stdout.strip()
 
 
-def test_common_broker_envs_and_the_controller_import_no_engine() -> None:
+def test_common_broker_envs_the_controller_and_the_learners_wiring_import_no_engine() -> None:
     assert run_python(LIGHT.format(root=str(ROOT), heavy=HEAVY)) == "[]"
 
 

@@ -383,8 +383,8 @@ def generation_of(output: Any) -> Generation:
     )
 
 
-def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
-    """Import vLLM and start its engine; return it with its description."""
+def import_vllm(settings: InferenceSettings) -> bool:
+    """Import vLLM as an engine with these settings wants it; return whether it computes on a CPU."""
     # Before the imports below: torch and vLLM read most of these only once.
     os.environ.update(
         VLLM_LOGGING_LEVEL="ERROR",
@@ -417,10 +417,10 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             # FlashInfer compiles its sampler at the start, for which an image needs nvcc (vLLM issue 49497).
             os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         import vllm
+        import vllm.usage.usage_lib
+        import vllm.v1.engine.async_llm
+        import vllm.v1.executor
         from vllm.platforms import current_platform
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.executor import Executor
 
         if current_platform.is_cpu() != on_cpu:
             raise ConfigError(
@@ -430,6 +430,17 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         if on_cpu and _has_one_thread():
             # The engine's first import; once it is forked, nothing is left.
             import_module("vllm.v1.worker.cpu_worker")
+    return on_cpu
+
+
+def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
+    """Import vLLM and start its engine; return it with its description."""
+    on_cpu = import_vllm(settings)
+    import vllm
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor import Executor
 
     preloaded = os.environ.get("LD_PRELOAD")
     further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.imports import uncollected
 from horizonrl.common.plugins import definition, load_choice, require_choice
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 
@@ -38,7 +39,8 @@ def make_engine(settings: EngineSettings) -> RankEngine:
 
     Raises ConfigError for an unknown name, MissingDependency if a package of the backend is not installed.
     """
-    start = load_choice("learner.backend", settings.backend, BACKENDS, "settings")
+    with uncollected("torch"):
+        start = load_choice("learner.backend", settings.backend, BACKENDS, "settings")
     engine = start(settings)
     if not callable(getattr(engine, "train_step", None)):
         raise ConfigError(

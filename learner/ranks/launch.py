@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.ranks import Leader, follow
+from horizonrl.learner.engine.api import Engine, EngineSettings
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.engine.thread import EngineThread
 
@@ -26,13 +25,18 @@ async def on_ranks(
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
     call = partial(asyncio.get_running_loop().run_in_executor, thread)
     local = await call(make_engine, settings)
-    if local.rank != 0:
-        # Rank 0 decides when all end: its last checkpoint needs them.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        await call(follow, local)
-        return
-    leader = Leader(local) if local.ranks > 1 else local
+    leader: Engine = local
+    if local.ranks > 1:
+        # Not above: it imports torch, which an engine that is always alone may not need.
+        from horizonrl.learner.engine.ranks import Leader, follow
+
+        if local.rank != 0:
+            # Rank 0 decides when all end: its last checkpoint needs them.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            await call(follow, local)
+            return
+        leader = Leader(local)
     engine = EngineThread(leader, thread, settings.collective_timeout_s)
     await lead(engine, local.vocabulary)
     # Not after an error: every rank has to make this call, and one of them may be stuck.

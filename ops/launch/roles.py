@@ -12,7 +12,6 @@ import xxhash
 from horizonrl.broker.api import Role as BrokerRole
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, HorizonError
-from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics, Role
 from horizonrl.common.scratch import shared_scratch
@@ -127,8 +126,7 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
     meeting = rendezvous(config, model_identity(model_dir))
     spawn_ranks(config.learner.ranks, config.learner.shutdown_s, meeting)
-    with uncollected("torch"):  # not before: a launcher imports no torch
-        from horizonrl.learner.main import run_learner
+    from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.tracking import tracked
 
     if leads:

@@ -124,13 +124,14 @@ def test_a_version_is_written_as_it_was_while_the_next_batch_trains(
 def test_the_file_has_the_names_shapes_and_precision_of_the_model(
     start: Start, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    engine = start()
+    engine, original = start(), load_file(tiny_models[0] / "model.safetensors")
+    engine.write_weights(tmp_path / "weights")
+    first = load_file(tmp_path / "weights")
+    assert first.keys() == original.keys()
+    assert all(torch.equal(first[name], original[name]) for name in original)
     engine.train_step(make_batch(), 1e-3)
     engine.write_weights(tmp_path / "weights")
-    written, original = (
-        load_file(tmp_path / "weights"),
-        load_file(tiny_models[0] / "model.safetensors"),
-    )
+    written = load_file(tmp_path / "weights")
     assert {name: tensor.shape for name, tensor in written.items()} == {
         n: t.shape for n, t in original.items()
     }

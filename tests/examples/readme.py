@@ -155,7 +155,6 @@ def environment(place: Path) -> dict[str, str]:
         | {
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(packages),
-            "OMP_NUM_THREADS": "1",
             "COLUMNS": "120",
         }
     )

@@ -17,6 +17,16 @@ ROOT = Path(__file__).parents[2]
 LARGEST_BUNDLE_BYTES = 10_000_000
 ON_CUDA_ALONE = ("varlen", "flash, by segment")
 """Kernels without a form for CPUs."""
+EVERY_PART = """
+import sys
+from pathlib import Path
+from tests.gpu import parts, run
+
+for part in run.PARTS:
+    if not part.on_gpu_only:
+        print("part", part.name, flush=True)
+        parts.PARTS[part.function](parts.Run(Path(sys.argv[1]), True))
+"""
 
 
 def test_a_part_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +67,27 @@ def test_parts_that_have_no_time_left_are_named(tmp_path: Path) -> None:
     assert {part["end"] for part in report.values()} == {"no time left"}
 
 
+@pytest.mark.process
+def test_every_part_measures_on_a_cpu(tmp_path: Path) -> None:
+    """All in one process: apart, each would import torch and DeepSpeed once more."""
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_PART, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    report: dict[str, dict[str, Any]] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("part "):
+            part = report.setdefault(line.removeprefix("part "), {})
+        elif line.startswith(run.MARK):
+            part |= json.loads(line.removeprefix(run.MARK))
+    check_report(report)
+
+
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_the_small_form_measures_everything(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Engines for the learner's tests, on DeepSpeed unless a test asks for another backend."""
+"""Engines for the learner's tests: on torch, or on DeepSpeed where a test names a stage.
+
+What torch makes, DeepSpeed makes at stage 1 on one rank, bit for bit (`engine/test_backends.py`),
+in many times as long.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,11 +29,9 @@ def start(tiny_model: Path) -> Iterator[StartEngine]:
     engines: list[RankEngine] = []
 
     def start_engine(**settings: Any) -> RankEngine:
-        engines.append(
-            make_engine(
-                EngineSettings(**{"model_dir": tiny_model, "objective": RETURNS} | settings)
-            )
-        )
+        backend = "deepspeed" if "zero_stage" in settings else "torch"
+        defaults = {"model_dir": tiny_model, "objective": RETURNS, "backend": backend}
+        engines.append(make_engine(EngineSettings(**defaults | settings)))
         return engines[-1]
 
     yield start_engine

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from horizonrl.learner.algorithm.batch import Batch
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 CHUNK = 8
 """Tokens whose logits exist at a time."""
 HEADS = ("tied", "untied")
@@ -80,7 +80,7 @@ def _start(
     machine, variables = where
     # With that of the tests, which may say where this tree is installed.
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
     if mode == "uneven":
         # Names the ranks that call different collectives, which would else wait for each other or exchange garbage.
         environment["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
@@ -115,7 +115,8 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     head.LOGITS_BYTES["cpu"] = CHUNK * 512 * 2
     if mode == "stages":
         # One after the other in the same processes: most of the time is that of the imports.
-        return {stage: main(f"train-z{stage}-k1", model_dir, directory / stage) for stage in "123"}
+        modes = {stage: f"train-z{stage}-k1" for stage in "123"} | {"adapters": "train-z3-k1-r4"}
+        return {name: main(mode, model_dir, directory / name) for name, mode in modes.items()}
     if mode == "uneven":
         return {head: uneven_stages(model_dir / head, directory / head) for head in HEADS}
     mode, *options = mode.split("-")
@@ -130,7 +131,7 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         EngineSettings(
             model_dir,
             micro_batch_tokens=128,
-            collective_timeout_s=15,
+            collective_timeout_s=60,
             objective=objective,
             **layout,
         )

@@ -517,7 +517,7 @@ def program(server: Completions, out: Path, *more: str) -> subprocess.Popen[str]
 def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "horizonrl.ops.cli.main", "eval", *words, "--env", "parity"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        env=os.environ | {"COLUMNS": "120"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

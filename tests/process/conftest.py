@@ -17,6 +17,8 @@ from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.namespaces import HERE, Machine
 
 PLUGIN = Path(__file__).parent / "plugin"
+PATH = os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")])
+"""With that of the tests, which may say where this tree is installed."""
 
 RECIPE = """
 [run]
@@ -97,7 +99,7 @@ class Workplace:
                 ],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONPATH": str(PLUGIN), "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"PYTHONPATH": PATH},
                 cwd=self.root,
             )
         self.started.append(process)

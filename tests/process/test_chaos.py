@@ -1,7 +1,6 @@
 """The chaos suite's short form: real processes, killed, stopped, delayed and repeated, and nothing lost."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ def test_a_run_comes_through_ten_random_events_with_nothing_lost_and_nothing_don
         capture_output=True,
         text=True,
         timeout=450,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stdout + done.stderr

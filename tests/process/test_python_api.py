@@ -26,7 +26,6 @@ SCRIPTED = {"actor.engine": "scripted", "learner.backend": "torch"}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in; what is started in the test is marked."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setenv(MARK, tmp_path.name)
     return tmp_path

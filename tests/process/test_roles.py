@@ -1,5 +1,7 @@
 """The four roles by hand against one nats-server, with a death in the middle (docs/invariants.md: exactly once)."""
 
+import json
+import re
 import signal
 import socket
 from collections import Counter
@@ -35,6 +37,26 @@ def assert_conserved(workplace: Workplace) -> None:
     assert [line["step"] for line in lines] == list(range(1, 9))
 
 
+def assert_weights_travelled_as_changes(workplace: Workplace) -> None:
+    """Through the broker, for none but `train` shares files; and actors loaded what the learner made."""
+    # Each lineage publishes a key frame first: the end of imitation, and what it resumed from.
+    sent = [line["weights_bytes"] for line in workplace.lines()]
+    frame = max(sent)
+    assert sent.count(frame) <= 2
+    assert sum(0 < size < frame / 4 for size in sent) >= 3, sent
+    made = {line["version"]: line for line in workplace.lines("ledger.jsonl")}
+    lasting = []
+    for log in workplace.root.glob("*-actor.log"):
+        lines = log.read_text().splitlines()
+        for event in (json.loads(line) for line in lines if line.startswith("{")):
+            if event["event"] == "weights_applied":
+                version, lineage = map(int, re.findall(r"\d+", event["version"]))
+                if lineage >= made[version]["lineage"]:  # else the next learner trained it again
+                    lasting.append((event["digest"], made[version]["weights_digest"]))
+    assert len(lasting) >= 3
+    assert all(applied == recorded for applied, recorded in lasting)
+
+
 @pytest.mark.process
 def test_an_actor_and_the_learner_are_killed_and_nothing_is_lost_or_doubled(
     workplace: Workplace, url: str
@@ -59,6 +81,7 @@ def test_an_actor_and_the_learner_are_killed_and_nothing_is_lost_or_doubled(
     assert second_actor.wait(60) == 0, workplace.logs()
 
     assert_conserved(workplace)
+    assert_weights_travelled_as_changes(workplace)
     lineages = [line["lineage"] for line in workplace.lines("ledger.jsonl")]
     assert lineages == sorted(lineages)
     assert lineages[-1] == 1

@@ -22,27 +22,31 @@ KEYS = set(
 
 
 @pytest.mark.process
-def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(
+def test_an_interrupted_run_ends_with_a_model_and_its_log_alone_gives_the_same_weights(
     workplace: Workplace,
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    process = workplace.start("train")
-    assert process.wait(240) == 0, workplace.logs()
-    lines = workplace.lines()
-    assert [line["step"] for line in lines] == list(range(1, 9))
-    assert [line["phase"] for line in lines] == ["imitation"] * 2 + ["rl"] * 6
-    for line in lines:
+    settings = ("--learner.keep_log=true", "--eval.every=3", "--eval.tasks=2", "--eval.samples=2")
+    process = workplace.start("train", *settings)
+    workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) == 130, workplace.logs()
+    assert "Resume with:" in (workplace.root / "0-train.log").read_text()
+    again = workplace.start("train", *settings, "--learner.keep_checkpoints=8")
+    assert again.wait(240) == 0, workplace.logs()
+
+    # Both phases and both horizons, up to an exported model.
+    metrics = workplace.lines()
+    assert [line["step"] for line in metrics] == list(range(1, 9))
+    assert [line["phase"] for line in metrics] == ["imitation"] * 2 + ["rl"] * 6
+    for line in metrics:
         assert set(line) >= KEYS
-    rl = lines[2:]
+    rl = metrics[2:]
     assert {line["horizon"] for line in rl} == {2, 3}
     assert all(line["staleness_max"] <= 2 for line in rl)
     assert all(line["logprob_gap_fresh"] < 0.1 for line in rl)
-    assert all(line["lineage"] == 0 for line in lines)
-    assert lines[-1]["tickets_outstanding"] == 0
-
-    trained = [ticket for line in workplace.lines("ledger.jsonl") for _, ticket in line["trained"]]
-    assert len(trained) == len(set(trained)) == 2 * 2 + 6 * 2
+    assert metrics[-1]["tickets_outstanding"] == 0
     model_dir = workplace.run_dir / "model"
     model = AutoModelForCausalLM.from_pretrained(model_dir)
     assert model.num_parameters() > 0
@@ -50,9 +54,35 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(
     assert json.loads((model_dir / "version.json").read_text())["step"] == 8
     assert "<!doctype html>" in (workplace.run_dir / "report.html").read_text()[:20]
 
+    # One lineage went on where the other had stopped.
+    lines = workplace.lines("ledger.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert sorted({line["lineage"] for line in lines}) == [0, 1]
+    assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.keep_checkpoints": [2, 8]}
+    trained = [ticket for line in lines for _, ticket in line["trained"]]
+    assert len(trained) == len(set(trained)) == 2 * 2 + 6 * 2
+
+    evals = sorted(workplace.lines("evals.jsonl"), key=lambda line: line["version"])
+    ended = sorted(ticket for line in evals for _, ticket, _ in line["ends"])
+    assert ended == [f"eval-{number:08d}" for number in range(4 * 2)]
+    assert all(line["version"] >= due for line, due in zip(evals, (0, 2, 5, 8), strict=True))
+    assert main(["export", str(workplace.run_dir), str(workplace.root / "best"), "--best"]) == 0
+    exported = json.loads((workplace.root / "best" / "version.json").read_text())
+    assert exported["success_rate"] == max(line["success_rate"] or 0.0 for line in evals)
+
+    answer = workplace.root / "replayed.json"
+    replay = workplace.start(
+        "history replay", "--from=0", "--json", str(answer), place=workplace.run_dir
+    )
+    assert replay.wait(120) == 0, workplace.logs()
+    replayed = json.loads(answer.read_text())
+    assert [step["equal"] for step in replayed["steps"]] == [True] * 8
+
+    number = len(workplace.started)
     assert workplace.start("train", "--model.name=/gone").wait(60) == 0, workplace.logs()
-    assert "finished at step 8: to go on" in (workplace.root / "1-train.log").read_text()
-    assert len(workplace.lines("lineages.jsonl")) == 1
+    shown = (workplace.root / f"{number}-train.log").read_text()
+    assert "finished at step 8: to go on" in shown
+    assert len(workplace.lines("lineages.jsonl")) == 2
 
 
 @pytest.mark.process
@@ -148,40 +178,3 @@ def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(
     ]
     ends = {event["part"]: event["code"] for event in events if event["event"] == "part_ended"}
     assert ends == dict.fromkeys(("learner", "controller", "actor-0"), 128 + signal.SIGTERM)
-
-
-@pytest.mark.process
-def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(
-    workplace: Workplace,
-) -> None:
-    settings = ("--learner.keep_log=true", "--eval.every=3", "--eval.tasks=2", "--eval.samples=2")
-    process = workplace.start("train", *settings)
-    workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(90) == 130, workplace.logs()
-    assert "Resume with:" in (workplace.root / "0-train.log").read_text()
-
-    again = workplace.start("train", *settings, "--learner.keep_checkpoints=8")
-    assert again.wait(240) == 0, workplace.logs()
-    lines = workplace.lines("ledger.jsonl")
-    assert [line["step"] for line in lines] == list(range(1, 9))
-    assert lines[-1]["lineage"] == 1
-    assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.keep_checkpoints": [2, 8]}
-    trained = [ticket for line in lines for _, ticket in line["trained"]]
-    assert len(trained) == len(set(trained))
-
-    evals = sorted(workplace.lines("evals.jsonl"), key=lambda line: line["version"])
-    ended = sorted(ticket for line in evals for _, ticket, _ in line["ends"])
-    assert ended == [f"eval-{number:08d}" for number in range(4 * 2)]
-    assert all(line["version"] >= due for line, due in zip(evals, (0, 2, 5, 8), strict=True))
-    assert main(["export", str(workplace.run_dir), str(workplace.root / "best"), "--best"]) == 0
-    exported = json.loads((workplace.root / "best" / "version.json").read_text())
-    assert exported["success_rate"] == max(line["success_rate"] or 0.0 for line in evals)
-
-    answer = workplace.root / "replayed.json"
-    replay = workplace.start(
-        "history replay", "--from=0", "--json", str(answer), place=workplace.run_dir
-    )
-    assert replay.wait(120) == 0, workplace.logs()
-    replayed = json.loads(answer.read_text())
-    assert [step["equal"] for step in replayed["steps"]] == [True] * 8

@@ -19,34 +19,9 @@ from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.scratch import shared_scratch
-from tests.process.conftest import Workplace
 from tests.weights import RandomLearner
 
 pytestmark = pytest.mark.process
-
-
-def test_a_run_with_weights_as_changes_gives_actors_what_the_learner_made(
-    workplace: Workplace, nats_server: EmbeddedServer
-) -> None:
-    workplace.start("train", f"--broker.url={nats_server.url}").wait(240)
-    lines = workplace.lines()
-    assert [line["step"] for line in lines] == list(range(1, 9)), workplace.logs()
-    sent = [line["weights_bytes"] for line in lines]
-    # Imitation publishes its end alone, as a key frame; after that each version is changes.
-    frame = max(sent)
-    assert sent.count(frame) == 1
-    assert all(0 < size < frame / 4 for size in sent[3:]), sent
-    made = {
-        f"v{line['version']}.l{line['lineage']}": line["weights_digest"]
-        for line in workplace.lines("ledger.jsonl")
-    }
-    log = (workplace.run_dir / "logs" / "actor-0.log").read_text().splitlines()
-    events = [json.loads(line) for line in log if line.startswith("{")]
-    applied = {
-        event["version"]: event["digest"] for event in events if event["event"] == "weights_applied"
-    }
-    assert len(applied) >= 3
-    assert applied.items() <= made.items()
 
 
 class Follower:

@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from horizonrl.actors.engines.vllm import VllmPolicy, generation_of
 from horizonrl.common.errors import ConfigError, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
+from tests.actors.engines.apart import Apart
 from tests.engine import Played
 
 pytestmark = pytest.mark.process
@@ -94,18 +91,18 @@ async def main(model, number):
     await policy.close()
     seconds["close"] = time.monotonic() - lost
     _, left = psutil.wait_procs([engine], 10)
-    print(json.dumps({"seconds": seconds, "left": len(left)}), flush=True)
+    sockets = [file.name for file in Path(os.environ["TMPDIR"]).rglob("*") if file.is_socket()]
+    print(json.dumps({"seconds": seconds, "left": len(left), "sockets": sockets}), flush=True)
 
 asyncio.run(main(sys.argv[1], getattr(signal, sys.argv[2])))
 """
 
 
 @pytest.fixture(scope="module")
-def fresh(tiny_models: tuple[Path, Path]) -> dict[str, Any]:
+def fresh(apart: Apart, tiny_models: tuple[Path, Path]) -> dict[str, Any]:
     """What an engine does that started on the second model, was then updated without our care, and was killed."""
     first, second = (str(model) for model in tiny_models)
-    command = [sys.executable, "-c", FRESH, second, first, json.dumps(PROMPT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = apart.run(FRESH, second, first, json.dumps(PROMPT))
     assert done.stdout, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
@@ -160,15 +157,9 @@ def test_the_engine_ends_with_an_actor_that_is_killed(fresh: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(("name", "within_s"), [("SIGKILL", 10), ("SIGSTOP", 30)])
 def test_a_lost_engine_ends_all_that_waits_for_it(
-    tiny_models: tuple[Path, Path], name: str, within_s: float
+    apart: Apart, tiny_models: tuple[Path, Path], name: str, within_s: float
 ) -> None:
-    command = [sys.executable, "-c", LOST, str(tiny_models[0]), name]
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
-        environment = os.environ | {"TMPDIR": folder}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
-        assert not [file for file in Path(folder).rglob("*") if file.is_socket()]
+    done = apart.run(LOST, str(tiny_models[0]), name)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert set(seen["seconds"]) == {
@@ -180,7 +171,7 @@ def test_a_lost_engine_ends_all_that_waits_for_it(
         "close",
     }
     assert max(seen["seconds"].values()) < within_s, seen
-    assert not seen["left"]
+    assert not seen["left"] and not seen["sockets"]
 
 
 def test_the_probe_compares_every_layer_and_sees_one_changed_element(

@@ -1,16 +1,13 @@
 """A real engine on CPU whose layers are left as on a GPU follows a learner: by changed words, and probed each time."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from horizonrl.ops.models.tiny_model import make_tiny_model
+from tests.actors.engines.apart import Apart
 
 FOLLOWED = """
 import asyncio, json, sys
@@ -81,22 +78,10 @@ asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
 
 
 @pytest.mark.process
-def test_an_engine_follows_by_words_and_samples_as_with_the_whole_file(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                FOLLOWED,
-                str(make_tiny_model(tmp_path / "model")),
-                str(tmp_path),
-            ],
-            env=os.environ | {"TMPDIR": folder},
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+def test_an_engine_follows_by_words_and_samples_as_with_the_whole_file(
+    apart: Apart, tmp_path: Path
+) -> None:
+    done = apart.run(FOLLOWED, str(make_tiny_model(tmp_path / "model")), str(tmp_path))
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert seen["loads"] == ["load_frame", "load_words", "load_words", "load_frame", "load_words"]

@@ -1,10 +1,6 @@
 """Directories as the hub has them, in a real engine on CPU: their frames are accepted, and every tensor is probed."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ from horizonrl.learner.engine.checkpoint.weights_file import write_weights_file
 from horizonrl.learner.engine.model.lora import policy_weights
 from horizonrl.learner.engine.model.model import load_language_model
 from horizonrl.ops.models.tiny_model import make_tiny_qwen
+from tests.actors.engines.apart import Apart
 
 pytestmark = pytest.mark.process
 
@@ -43,23 +40,11 @@ asyncio.run(main(sys.argv[1], sys.argv[2:]))
 """
 
 
-def play(model: Path, *frames: Path) -> Any:
+def play(apart: Apart, model: Path, *frames: Path) -> Any:
     """Return what an engine samples with a model's own weights and then with each frame."""
-    done = played(model, *frames)
+    done = apart.run(PLAYED, str(model), *map(str, frames))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def played(model: Path, *frames: Path) -> "subprocess.CompletedProcess[str]":
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
-        return subprocess.run(
-            [sys.executable, "-c", PLAYED, str(model), *map(str, frames)],
-            env=os.environ | {"TMPDIR": folder},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
 
 
 def tied_with_head(path: Path, seed: int) -> Path:
@@ -98,53 +83,59 @@ def beside_a_second_copy(model: Path) -> Path:
     return model
 
 
-def test_a_tied_model_whose_file_holds_its_head_takes_the_learners_frames(tmp_path: Path) -> None:
+def test_a_tied_model_whose_file_holds_its_head_takes_the_learners_frames(
+    apart: Apart, tmp_path: Path
+) -> None:
     first, second = (
         tied_with_head(tmp_path / name, seed) for seed, name in enumerate(("first", "second"))
     )
     frames = [as_frame(model, tmp_path / f"{model.name}.safetensors") for model in (second, first)]
     assert "lm_head.weight" not in load_file(frames[0])
-    began, changed, back = play(first, *frames)
+    began, changed, back = play(apart, first, *frames)
     assert began == back
     assert began[1] != changed[1]
 
 
-def test_the_indexs_files_are_the_model_beside_a_second_copy(tmp_path: Path) -> None:
+def test_the_indexs_files_are_the_model_beside_a_second_copy(apart: Apart, tmp_path: Path) -> None:
     model = beside_a_second_copy(make_tiny_qwen(tmp_path / "model", 0))
-    began, again = play(model, as_frame(model, tmp_path / "frame.safetensors"))
+    began, again = play(apart, model, as_frame(model, tmp_path / "frame.safetensors"))
     assert began == again
 
 
 def test_a_model_with_a_tensor_that_vllm_does_not_compute_with_is_refused_at_the_start(
-    tmp_path: Path,
+    apart: Apart, tmp_path: Path
 ) -> None:
     model = make_tiny_qwen(tmp_path / "model", 0)
     tensors = load_file(model / "model.safetensors")
     for layer in range(2):  # vLLM passes over such tables, which it makes itself
         tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    refused = played(model)
+    refused = apart.run(PLAYED, str(model))
     assert refused.returncode == 1
     assert "of which 2 tensors could not be compared" in refused.stderr
     assert "such as model.layers.0.self_attn.rotary_emb.inv_freq" in refused.stderr
 
 
-def test_an_adapters_file_beside_the_model_is_refused_before_vllm_reads_it(tmp_path: Path) -> None:
+def test_an_adapters_file_beside_the_model_is_refused_before_vllm_reads_it(
+    apart: Apart, tmp_path: Path
+) -> None:
     model = make_tiny_qwen(tmp_path / "model", 0)
     adapter = {"base_model.model.x.lora_A.weight": torch.zeros(2, 2)}
     save_file(adapter, model / "adapter_model.safetensors")
-    refused = played(model)
+    refused = apart.run(PLAYED, str(model))
     assert refused.returncode == 1
     assert "holds weights twice: adapter_model.safetensors" in refused.stderr
     assert "EngineDead" not in refused.stderr
 
 
-def test_a_hybrid_model_is_refused_on_a_cpu_where_its_convolutions_stay_old(tmp_path: Path) -> None:
+def test_a_hybrid_model_is_refused_on_a_cpu_where_its_convolutions_stay_old(
+    apart: Apart, tmp_path: Path
+) -> None:
     model = make_tiny_qwen(tmp_path / "model", 0)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(
         json.dumps(config | {"layer_types": ["conv", "full_attention"]})
     )
-    refused = played(model)
+    refused = apart.run(PLAYED, str(model))
     assert refused.returncode == 1
     assert "a hybrid model" in refused.stderr

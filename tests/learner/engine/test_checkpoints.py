@@ -13,7 +13,6 @@ from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.errors import CheckpointError
 from horizonrl.learner.engine.checkpoint import shards
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
-from tests.learner.ranks_program import run_program
 from tests.learner.sections import make_advantage
 from tests.learner.traces import make_batch
 
@@ -34,14 +33,17 @@ def test_the_critic_learns_and_its_state_is_resumed_bit_for_bit(
     engine, resumed = (start(zero_stage=zero_stage, objective=GAE) for _ in range(2))
     errors = [engine.train_step(make_batch(), 0.0).value_error for _ in range(6)]
     assert errors[-1] < 0.7 * errors[0]
+    engine.train_step(make_batch(0), 1e-3)
     engine.save(tmp_path / "checkpoint", {})
     resumed.train_step(make_batch(7), 1e-3)
     resumed.load(tmp_path / "checkpoint")
     seen = []
     for each in (engine, resumed):
+        first = each.write_weights(tmp_path / "weights")
         stats = each.train_step(make_batch(1), 1e-3)
-        seen.append((stats.value_error, stats.loss, each.write_weights(tmp_path / "weights")))
-    assert seen[0] == seen[1]
+        figures = (stats.value_error, stats.loss)
+        seen.append((first, *figures, each.write_weights(tmp_path / "weights")))
+    assert seen[0] == seen[1] and seen[0][0] != seen[0][-1]
 
 
 def test_the_reference_is_resumed_bit_for_bit(start: StartEngine, tmp_path: Path) -> None:
@@ -85,37 +87,6 @@ def test_a_checkpoint_without_the_critic_names_the_key(start: StartEngine, tmp_p
         CheckpointError, match=r"has a critic, and advantage\.kind now asks for none"
     ):
         plain.load(tmp_path / "critic")
-
-
-def test_a_resumed_engine_makes_the_same_weights_bit_for_bit(
-    start: StartEngine, tiny_model: Path, tmp_path: Path
-) -> None:
-    engine = start(micro_batch_tokens=128, objective=Objective())
-    for seed in (0, 1):
-        engine.train_step(make_batch(seed), 1e-3)
-    engine.save(tmp_path / "checkpoint", {"cursor": 7})
-    engine.train_step(make_batch(2), 1e-3)
-    digest = engine.write_weights(tmp_path / "weights.safetensors")
-    (resumed,) = run_program("resume", tiny_model, tmp_path, ranks=1)
-    assert resumed["state"] == {"cursor": 7}
-    assert resumed["digest"] == digest
-
-
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_at_every_stage_a_resumed_engine_goes_on_bit_for_bit(
-    start: StartEngine, tmp_path: Path, zero_stage: int
-) -> None:
-    engine, resumed = start(zero_stage=zero_stage), start(zero_stage=zero_stage)
-    engine.train_step(make_batch(0), 1e-3)
-    engine.save(tmp_path / "checkpoint", {})
-    digests = [engine.write_weights(tmp_path / "weights")]
-    engine.train_step(make_batch(1), 1e-3)
-    digests.append(engine.write_weights(tmp_path / "weights"))
-    resumed.train_step(make_batch(7), 1e-3)  # leaves nothing behind
-    resumed.load(tmp_path / "checkpoint")
-    digests_resumed = [resumed.write_weights(tmp_path / "weights")]
-    resumed.train_step(make_batch(1), 1e-3)
-    assert [*digests_resumed, resumed.write_weights(tmp_path / "weights")] == digests
 
 
 def test_a_checkpoint_of_one_stage_resumes_at_any_other(start: StartEngine, tmp_path: Path) -> None:
@@ -194,8 +165,3 @@ def test_a_damaged_checkpoint_is_refused(start: StartEngine, tmp_path: Path) -> 
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="earlier checkpoint"):
         engine.load(tmp_path)
-
-
-def test_a_directory_without_a_checkpoint_is_refused(start: StartEngine, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no engine's checkpoint"):
-        start().load(tmp_path)

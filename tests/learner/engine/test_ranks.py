@@ -86,24 +86,25 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """One rank, at stage 1."""
-    directory = tmp_path_factory.mktemp("alone")
-    return Trained(
-        train(
-            make_engine(EngineSettings(tiny_model, micro_batch_tokens=128, objective=KL)), directory
-        ),
-        directory,
-    )
+def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trained]:
+    """One rank, at stage 1: without adapters, and with some of rank 4."""
+    trained = {}
+    for lora_rank in (0, 4):
+        settings = EngineSettings(
+            tiny_model, micro_batch_tokens=128, objective=KL, lora_rank=lora_rank
+        )
+        directory = tmp_path_factory.mktemp("alone")
+        trained[lora_rank] = Trained(train(make_engine(settings), directory), directory)
+    return trained
 
 
 @pytest.fixture(scope="module")
 def stages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
-    """Two ranks, at each stage in the same two processes."""
+    """Two ranks, at each stage and with adapters, in the same two processes."""
     directory = tmp_path_factory.mktemp("together")
     leader, follower = run_program("stages", tiny_model, directory, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
-    return {stage: Trained(leader[stage], directory / stage) for stage in "123"}
+    return {name: Trained(leader[name], directory / name) for name in ("1", "2", "3", "adapters")}
 
 
 def assert_same_steps(
@@ -127,11 +128,11 @@ def assert_same_steps(
 
 @pytest.mark.process
 @in_this_process
-@pytest.mark.parametrize("stage", "123")
+@pytest.mark.parametrize("stage", ["1", "2", "3", "adapters"])
 def test_two_ranks_make_the_steps_of_one(
-    stage: str, alone: Trained, stages: dict[str, Trained], tiny_model: Path
+    stage: str, alone: dict[int, Trained], stages: dict[str, Trained], tiny_model: Path
 ) -> None:
-    assert_same_steps(alone, stages[stage], tiny_model)
+    assert_same_steps(alone[4 if stage == "adapters" else 0], stages[stage], tiny_model)
 
 
 @pytest.mark.process
@@ -227,6 +228,19 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(
         EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128, objective=KL)
     )
     assert_resumed(together, resume(engine, tmp_path), tmp_path)
+
+
+@pytest.mark.process
+@in_this_process
+def test_adapters_of_two_ranks_resume_on_one(stages: dict[str, Trained], tiny_model: Path) -> None:
+    together = stages["adapters"]
+    engine = make_engine(
+        EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128, objective=KL, lora_rank=4)
+    )
+    engine.load(together.directory / "checkpoint")
+    loss = engine.train_step(make_batch(2), 1e-3).loss
+    assert loss == pytest.approx(together.figures["loss"][2], rel=1e-2)
+    engine.close()
 
 
 @pytest.mark.process

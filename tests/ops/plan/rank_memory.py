@@ -37,7 +37,7 @@ def counted(model_dirs: Sequence[Path], ranks: int) -> dict[str, Any]:
     processes = []
     for rank in range(ranks):
         _, variables = place(rank, HERE, (HERE,) * ranks, port)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         command = [sys.executable, __file__, *map(str, model_dirs)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,54 +20,41 @@ from horizonrl.common.errors import CheckpointError, ConfigError, MissingDepende
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.algorithm.batch import Batch
-from horizonrl.learner.engine.api import EngineSettings, RankEngine
+from horizonrl.learner.engine.api import RankEngine
 from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS
 from horizonrl.learner.engine.model.lora import add_adapters, merged, policy_weights
 from horizonrl.learner.engine.model.model import load_language_model
-from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.ops.models.tiny_model import make_tiny_model
-from tests.learner.ranks_program import run_program
+from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
 from tests.learner.sections import make_advantage
 from tests.learner.traces import demonstrations, make_batch, make_groups
 from tests.weights import ShadowHost
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.filterwarnings("ignore::FutureWarning:torch.distributed"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-]
+pytestmark = DEEPSPEED
 
 RANK, LAYERS = 4, 2
-RETURNS = Objective(advantage=make_advantage(kind="return"))
 KL = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1))
 GAE = Objective(advantage=make_advantage(kind="gae", critic_lr=1e-2))
 SIDES = {"q_proj": 128 + 128, "k_proj": 128 + 64, "v_proj": 128 + 64, "o_proj": 128 + 128}
 SIDES |= {"gate_proj": 128 + 256, "up_proj": 128 + 256, "down_proj": 256 + 128}
 """Input and output width of each linear layer of the tiny model, added up."""
 
-StartEngine = Callable[..., RankEngine]
-
 
 @pytest.fixture
-def start(tiny_model: Path) -> Iterator[StartEngine]:
-    """Start engines with adapters and the given settings; all are closed afterwards."""
-    engines: list[RankEngine] = []
-
-    def start_engine(**settings: Any) -> RankEngine:
-        defaults = {"model_dir": tiny_model, "objective": RETURNS, "lora_rank": RANK}
-        engines.append(make_engine(EngineSettings(**defaults | settings)))
-        return engines[-1]
-
-    yield start_engine
-    for engine in engines:
-        engine.close()
+def start(start: StartEngine) -> StartEngine:
+    """Start engines with adapters and the given settings."""
+    return lambda **settings: start(**{"lora_rank": RANK} | settings)
 
 
 def written(engine: RankEngine, path: Path) -> dict[str, torch.Tensor]:
     engine.write_weights(path)
     return load_file(path)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.int16), other.view(torch.int16))
 
 
 def cosine(
@@ -176,44 +162,31 @@ def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trai
     } == SIDES.keys()
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_version_0_is_the_base_and_a_step_changes_only_what_has_adapters(
-    start: StartEngine, tiny_model: Path, tmp_path: Path, zero_stage: int
-) -> None:
-    engine = start(zero_stage=zero_stage, micro_batch_tokens=128)
-    base, before = load_file(tiny_model / "model.safetensors"), written(engine, tmp_path / "before")
-    assert before.keys() == base.keys()
-    assert all(
-        torch.equal(before[name].view(torch.int16), base[name].view(torch.int16)) for name in base
-    )
-    engine.train_step(make_batch(), 1e-2)
-    after = written(engine, tmp_path / "after")
-    changed = {name for name in base if not torch.equal(after[name], base[name])}
-    assert changed == {name for name in base if name.split(".")[-2] in SIDES}
-    engine.train_step(make_batch(), 0.0)
-    assert all(
-        torch.equal(after[name], again)
-        for name, again in written(engine, tmp_path / "again").items()
-    )
-
-
-def test_all_stages_and_layouts_take_the_same_step(
+def test_all_stages_and_layouts_begin_with_the_base_and_take_the_same_step_of_what_has_adapters(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Stages 2 and 3 share no prompts, a small budget cuts the batch: each stands for another way through the model."""
     batch = make_groups(0, groups=2, group_size=4, prompt=60)
     layouts = [{"zero_stage": stage} for stage in range(4)]
     layouts += [{"micro_batch_tokens": 128}, {"gradient_checkpointing": True}]
+    base = load_file(tiny_model / "model.safetensors")
     stats, weights = [], []
     for layout in layouts:
         engine = start(**layout)
+        before = written(engine, tmp_path / "before")
+        assert before.keys() == base.keys()
+        assert all(same_bits(before[name], base[name]) for name in base)
         stats.append(engine.train_step(batch, 1e-2))
         weights.append(written(engine, tmp_path / "weights"))
+        changed = {name for name in base if not same_bits(weights[-1][name], base[name])}
+        assert changed == {name for name in base if name.split(".")[-2] in SIDES}
+        engine.train_step(batch, 0.0)
+        again = written(engine, tmp_path / "again")
+        assert all(same_bits(again[name], weights[-1][name]) for name in base)
     assert [s.loss for s in stats] == pytest.approx([stats[0].loss] * len(layouts), rel=1e-2)
     assert [s.grad_norm for s in stats] == pytest.approx(
         [stats[0].grad_norm] * len(layouts), rel=2e-2
     )
-    base = load_file(tiny_model / "model.safetensors")
     assert min(cosine(weights[0], other, base) for other in weights[1:]) > 0.97
 
 
@@ -339,40 +312,3 @@ def test_without_peft_the_cure_is_named(tiny_model: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingDependency, match="pip install peft"):
         add_adapters(load_language_model(tiny_model), RANK)
-
-
-@pytest.fixture(scope="module")
-def alone(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], Path]:
-    directory = tmp_path_factory.mktemp("alone")
-    (figures,) = run_program(f"train-z1-r{RANK}", tiny_model, directory, ranks=1)
-    assert figures["rc"] == 0, figures
-    return figures, directory
-
-
-@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_two_ranks_make_the_steps_of_one_and_their_checkpoint_resumes_on_one(
-    start: StartEngine,
-    alone: tuple[dict[str, Any], Path],
-    tiny_model: Path,
-    tmp_path: Path,
-    zero_stage: int,
-) -> None:
-    leader, follower = run_program(f"train-z{zero_stage}-r{RANK}", tiny_model, tmp_path, ranks=2)
-    assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
-    for name in ("loss", "grad_norm", "ess"):
-        assert leader[name][0] == pytest.approx(alone[0][name][0], rel=1e-3), name
-        assert leader[name] == pytest.approx(alone[0][name], rel=5e-2), name
-    weights, weights_alone = (
-        load_file(path / "weights.safetensors") for path in (tmp_path, alone[1])
-    )
-    assert cosine(weights, weights_alone, load_file(tiny_model / "model.safetensors")) > 0.95
-    assert leader["repeats"], "a step after `load` made other weights than before"
-    engine = start(zero_stage=2, micro_batch_tokens=128, objective=Objective())
-    engine.load(tmp_path / "checkpoint")
-    assert engine.train_step(make_batch(2), 1e-3).loss == pytest.approx(leader["loss"][2], rel=1e-2)
-    engine.load(tmp_path / "checkpoint")
-    engine.save(tmp_path / "again", {"cursor": 3})
-    for file in (tmp_path / "checkpoint").iterdir():
-        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name

@@ -1,7 +1,5 @@
 """One engine on two workers: each loads its shard of a version, and each proves that it computes with it."""
 
-import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -10,24 +8,24 @@ from horizonrl.actors.engines.vllm import VllmPolicy
 from horizonrl.actors.policy import Generation, InferenceSettings
 from horizonrl.common.types import PolicyVersion
 from horizonrl.ops.models.tiny_model import make_tiny_qwen
+from tests.actors.engines.apart import Apart
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from tests.actors.engines.test_vllm_parallel import applied_and_back
+
+asyncio.run(applied_and_back(*map(Path, sys.argv[1:])))
+"""
 
 
 @pytest.mark.process
-# vLLM leaves the sockets to its workers to the collector.
-@pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. .function Context.__del__:pytest.PytestUnraisableExceptionWarning"
-)
-def test_every_worker_applies_a_version_and_samples_as_a_fresh_engine_would(tmp_path: Path) -> None:
-    environment = dict(os.environ)
-    try:
-        asyncio.run(
-            applied_and_back(
-                make_tiny_qwen(tmp_path / "first", 0), make_tiny_qwen(tmp_path / "second", 1)
-            )
-        )
-    finally:
-        os.environ.clear()  # starting an engine sets variables
-        os.environ.update(environment)
+def test_every_worker_applies_a_version_and_samples_as_a_fresh_engine_would(
+    apart: Apart, tmp_path: Path
+) -> None:
+    models = [make_tiny_qwen(tmp_path / str(seed), seed) for seed in range(2)]
+    done = apart.run(PROGRAM, *map(str, models))
+    assert done.returncode == 0, done.stderr
 
 
 async def applied_and_back(first: Path, second: Path) -> None:
