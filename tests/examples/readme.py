@@ -131,12 +131,15 @@ class Example:
 
 
 def with_small_model(recipe: str, model: Path) -> str:
-    """Return a recipe that trains a tiny model on what a scripted policy plays; all else is as it was."""
+    """Return a recipe that trains a tiny model with plain torch on what a script plays; all else is as it was."""
     assert MODEL in recipe
     recipe = recipe.replace(MODEL, f'name = "{model}"')
-    if "[actor]" in recipe:
-        return recipe.replace("[actor]", '[actor]\nengine = "scripted"')
-    return f'{recipe}\n[actor]\nengine = "scripted"\n'
+    for section, line in (("actor", 'engine = "scripted"'), ("learner", 'backend = "torch"')):
+        header = f"[{section}]\n"
+        if header not in recipe:
+            recipe = f"{recipe}\n{header}"
+        recipe = recipe.replace(header, f"{header}{line}\n")
+    return recipe
 
 
 def environment(place: Path) -> dict[str, str]:

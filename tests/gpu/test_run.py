@@ -18,12 +18,13 @@ LARGEST_BUNDLE_BYTES = 10_000_000
 ON_CUDA_ALONE = ("varlen", "flash, by segment")
 """Kernels without a form for CPUs."""
 EVERY_PART = """
-import sys
+import os, sys
 from pathlib import Path
 from tests.gpu import parts, run
 
 for part in run.PARTS:
     if not part.on_gpu_only:
+        os.environ |= part.environment
         print("part", part.name, flush=True)
         parts.PARTS[part.function](parts.Run(Path(sys.argv[1]), True))
 """

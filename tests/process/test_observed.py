@@ -31,7 +31,7 @@ RULES = ROOT / "ops/deploy/prometheus"
 ROLES = ("controller", "learner", "actor", "actor")
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 START_S = 400
-"""A fifth of a minute on free cores; the learner imports torch and DeepSpeed."""
+"""A fifth of a minute on free cores; the learner imports torch."""
 NO_PROMETHEUS = "needs prometheus and promtool: apt-get install prometheus"
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -111,6 +111,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
         *(
             f"--broker.url=nats://127.0.0.1:{broker_port}",
             "--actor.engine=scripted",
+            "--learner.backend=torch",
             "--rl.steps=100000",
         ),
         "--curriculum.kind=adaptive",  # for the gauge of its shares

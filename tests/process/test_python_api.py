@@ -31,10 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def small(recipe: str, model: Path) -> str:
-    return with_small_model(recipe, model).replace("[learner]", '[learner]\nbackend = "torch"')
-
-
 def run_as_in_a_notebook(blocks: list[str]) -> dict[str, object]:
     """Run blocks of code one after the other, where an event loop runs already."""
     names: dict[str, object] = {}
@@ -53,7 +49,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(
     recipe = (EXAMPLES / "local-run/recipe.toml").read_text()
     recipe = recipe.replace('"local-run"', '"laptop"').replace('kind = "fixed"', 'kind = "staged"')
     # A file of that name comes before our recipe.
-    (folder / "laptop").write_text(small(recipe, tiny_model))
+    (folder / "laptop").write_text(with_small_model(recipe, tiny_model))
     names = run_as_in_a_notebook(
         re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     )
@@ -71,7 +67,9 @@ def test_the_notebook_runs_from_top_to_bottom(
     folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = EXAMPLES / "notebook"
-    (folder / "recipe.toml").write_text(small((example / "recipe.toml").read_text(), tiny_model))
+    (folder / "recipe.toml").write_text(
+        with_small_model((example / "recipe.toml").read_text(), tiny_model)
+    )
     cells = json.loads((example / "run.ipynb").read_text())["cells"]
     assert not any(cell.get("outputs") for cell in cells), "a notebook is kept without outputs"
     names = run_as_in_a_notebook(

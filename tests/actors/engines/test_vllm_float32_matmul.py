@@ -1,32 +1,48 @@
 """How layers of vLLM multiply on a CPU without instructions for bfloat16; test_vllm.py runs whole engines there."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-utils = pytest.importorskip("vllm.model_executor.layers.utils")
+pytestmark = pytest.mark.process  # the import of vLLM takes 11 to 17 s
+
+Pack = Callable[[nn.Module, bool], None]
 
 
 @pytest.fixture
-def pack(monkeypatch: pytest.MonkeyPatch) -> object:
+def utils() -> Any:
+    return pytest.importorskip("vllm.model_executor.layers.utils")
+
+
+@pytest.fixture
+def pack(utils: Any, monkeypatch: pytest.MonkeyPatch) -> Pack:
     from horizonrl.actors.engines.vllm_float32_matmul import widen_products
 
     monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", utils.dispatch_cpu_unquantized_gemm)
     widen_products()
-    return utils.dispatch_cpu_unquantized_gemm
+    packs: Pack = utils.dispatch_cpu_unquantized_gemm
+    return packs
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("remove_weight", [False, True])
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_product_is_that_of_float32_rounded_once(
-    pack: object, monkeypatch: pytest.MonkeyPatch, packs: bool, remove_weight: bool, bias: bool
+    utils: Any,
+    pack: Pack,
+    monkeypatch: pytest.MonkeyPatch,
+    packs: bool,
+    remove_weight: bool,
+    bias: bool,
 ) -> None:
     monkeypatch.setattr(utils.ops, "_supports_onednn", packs and utils.ops._supports_onednn)
     layer = nn.Linear(24, 16, bias=bias).bfloat16().requires_grad_(False)
     weight = layer.weight.clone()
-    pack(layer, remove_weight)  # type: ignore[operator]
+    pack(layer, remove_weight)
     x = torch.randn(5, 24).bfloat16()
     product = layer.cpu_linear(x, layer.weight, layer.bias)  # type: ignore[operator]
     wide = linear(x.float(), weight.float(), layer.bias.float() if bias else None)
@@ -37,15 +53,17 @@ def test_a_product_is_that_of_float32_rounded_once(
     assert layer.weight.dtype is torch.bfloat16, "the next version is loaded into what is bfloat16"
 
 
-def test_other_layers_are_packed_as_before(pack: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_layers_are_packed_as_before(
+    utils: Any, pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(utils.ops, "_supports_onednn", False)
     layer = nn.Linear(24, 16)
     x = torch.randn(5, 24)
-    pack(layer, False)  # type: ignore[operator]
+    pack(layer, False)
     assert torch.equal(
         layer.cpu_linear(x, layer.weight, layer.bias), linear(x, layer.weight, layer.bias)
     )  # type: ignore[operator]
     # Where the CPU has instructions for bfloat16, vLLM packs a convolution too: of 32 channels or a multiple.
     convolution = nn.Conv1d(32, 32, 4, groups=32).bfloat16()
-    pack(convolution, True)  # type: ignore[operator]
+    pack(convolution, True)
     assert not hasattr(convolution, "cpu_linear")

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -88,3 +89,19 @@ def sources(overlay: str, role: str) -> tuple[dict[str, str], dict[str, set[str]
             secrets[source["secret"]["name"]] = {item["path"] for item in source["secret"]["items"]}
             assert all(item["path"] == f"keys/{item['key']}" for item in source["secret"]["items"])
     return texts, secrets
+
+
+def assert_taken(manifest: Manifest) -> None:
+    """Fail unless the API that a manifest is applied to takes all of it."""
+    kind = manifest["kind"]
+    # Not above: these take seconds to import.
+    if kind == "ScaledObject":
+        from cloudcoil.models.keda import v1alpha1 as api
+    elif kind in ("PodMonitor", "PrometheusRule"):
+        from cloudcoil.models.prometheus_operator import v1 as api
+    else:
+        assert kubernetes_validate.validate(manifest, RELEASE, strict=True) == RELEASE
+        return
+    # A key that the model does not know is missing from what it gives back.
+    read = getattr(api, kind).model_validate(manifest)
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == manifest

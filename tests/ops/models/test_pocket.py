@@ -134,6 +134,7 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others(
     # To play all lessons takes longer than to learn them.
     monkeypatch.setattr(pocket, "ROUNDS", 1)
     monkeypatch.setattr(pocket, "HORIZONS", {"depth1": pocket.HORIZONS["depth1"]})
+    monkeypatch.setattr(pocket, "SHARES", (1.0,))
     made = [
         pocket.make_pocket(tmp_path / str(number), seed, steps=(1, 2))
         for number, seed in enumerate((0, 0, 1))
