@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from horizonrl.ops.models.tiny_model import make_tokenizer
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("common", "broker", "envs", "actors", "learner", "ops")
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
@@ -47,6 +49,19 @@ except SystemExit:
 print(sorted(set({HEAVY!r}) & set(sys.modules)))
 """
     assert run_python(code).endswith("[]")
+
+
+def test_the_template_of_a_model_of_ours_is_read_without_torch(tmp_path: Path) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 512}')
+    code = f"""
+import sys
+from pathlib import Path
+from horizonrl.actors.chat.template import ChatTemplate
+ChatTemplate.load(Path({str(tmp_path)!r}))
+print("torch" in sys.modules)
+"""
+    assert run_python(code) == "False"
 
 
 @pytest.fixture(scope="module")

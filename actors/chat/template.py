@@ -122,12 +122,7 @@ class ChatTemplate:
     @classmethod
     def load(cls, model_dir: Path) -> "ChatTemplate":
         """Read the tokenizer and the chat template of a Hugging Face directory."""
-        # Seconds of import that a template made of a tokenizer does not need.
-        from transformers import AutoTokenizer
-
-        # Beside a tekken.json, transformers would take Mistral's own tokenizer, which has no chat template.
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
-        chat = cls(tokenizer, end_ids_of(model_dir))
+        chat = cls(_load_tokenizer(model_dir), end_ids_of(model_dir))
         if (model_dir / "config.json").is_file():
             chat.check_vocabulary(model_config(model_dir))
         return chat
@@ -524,3 +519,32 @@ def _inside(tokens: Iterable[str]) -> re.Pattern[str]:
 def stand_ins(shape: Sequence[str]) -> tuple[ChatMessage, ...]:
     """Return messages of these roles, each with a content of its own."""
     return tuple(ChatMessage(role, f"⟦{index}⟧") for index, role in enumerate(shape))  # type: ignore[arg-type]
+
+
+def _load_tokenizer(model_dir: Path) -> Any:
+    """Return what transformers' `AutoTokenizer` makes of a directory."""
+    # Imports here: a template that is made of a tokenizer needs none of them.
+    if _names_plain_tokenizer(model_dir):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(model_dir)
+    from transformers import AutoTokenizer
+
+    # Beside a tekken.json, transformers would take Mistral's own tokenizer, which has no chat template.
+    return AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
+
+
+def _names_plain_tokenizer(model_dir: Path) -> bool:
+    """Return whether this is a Llama whose tokenizer has no class of its own, as in the models that we make.
+
+    For it `AutoTokenizer` has no exceptions; and its import takes seconds, since it imports torch too.
+    """
+    written = model_dir / "tokenizer_config.json"
+    if not (model_dir / "config.json").is_file() or not written.is_file():
+        return False
+    tokenizer = json.loads(written.read_text(encoding="utf-8"))
+    return (
+        model_config(model_dir).get("model_type") == "llama"
+        and tokenizer.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
+        and "auto_map" not in tokenizer
+    )

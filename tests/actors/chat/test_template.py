@@ -18,7 +18,7 @@ from tokenizers import (
     pre_tokenizers,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.common.errors import ConfigError
@@ -223,6 +223,17 @@ def test_the_marker_of_a_role_that_ends_the_turn_is_no_part_of_its_text() -> Non
 def test_a_demonstration_thinks_in_the_models_own_tokens() -> None:
     tokenizer, chat = made("deepseek")
     assert chat.encode_turn("<think>hm</think>go")[0] == tokenizer.convert_tokens_to_ids("<think>")
+
+
+def test_a_llamas_plain_tokenizer_is_what_transformers_finds(tmp_path: Path) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 512}))
+    ours: Any = ChatTemplate.load(tmp_path).tokenizer
+    found = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(ours) is type(found)
+    assert ours.backend_tokenizer.to_str() == found.backend_tokenizer.to_str()
+    assert ours.special_tokens_map == found.special_tokens_map
+    assert ours.chat_template == found.chat_template
 
 
 def test_mistrals_own_tokenizer_beside_that_of_transformers_is_left_alone(tmp_path: Path) -> None:
