@@ -6,7 +6,7 @@ batch of DIRECT.GET, nats-server 2.11 or later), from any replica: whatever it h
 
 Whoever may publish may write headers that nats-py mistakes for the server's own (`Status: 408`) or cannot parse (it
 then drops the connection). In JSON they are inside. In a batch the server's own lines stand behind the publisher's, and
-end the header block. What was stored always has these lines, and a status never has (ADR 25). So answers to a batch are
+end the header block. What was stored always has these lines, and a status never has. So answers to a batch are
 split here and not by nats-py. The first message of WEIGHTS comes by DIRECT.GET too: it is large, and only the learner
 writes there.
 

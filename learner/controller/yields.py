@@ -3,7 +3,7 @@
 A group whose episodes all earn the same is dropped (`zero_variance`), and the environment steps that it took are lost.
 An adaptive curriculum draws more from the categories that yield (`curriculum.py`). As with adaptive horizons, the
 learner folds what it consumed, step by step, and its checkpoint and its progress hold the result: a resumed learner
-reads the same log and comes to the same yields, and the controller may miss any number of steps (ADR 12).
+reads the same log and comes to the same yields, and the controller may miss any number of steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

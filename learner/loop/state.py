@@ -142,7 +142,7 @@ class LearnerState:
         waiting, accounts = self.collector.waiting, self.collector.accounts
         if phase is Phase.RL:
             # All that was consumed, dropped groups included. Folded here, so that a decision and the data behind it are
-            # one commit (ADR 12).
+            # one commit.
             self.horizons.observe(pending.consumed, step - self.schedule.imitation.steps)
             self.yields.observe(pending.evidence, self.rules.differs)
         self.last_commit = Commit(

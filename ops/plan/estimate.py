@@ -1,6 +1,6 @@
 """What a run needs and how fast it goes, from the recipe, the model's shape and the machines: pure functions.
 
-docs/scaling.md derives each formula. N are the model's parameters, R the learner's ranks; sizes are bytes.
+docs/scaling.md has the large terms. N are the model's parameters, R the learner's ranks; sizes are bytes.
 """
 
 import math

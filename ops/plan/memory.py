@@ -1,6 +1,6 @@
 """The memory of a learner's rank and of an actor's GPU, from the model's shape and the recipe: pure functions.
 
-docs/scaling.md has the formulas. `tests/ops/plan` counts the same bytes while DeepSpeed takes a step, and on fake
+docs/scaling.md has the large terms. `tests/ops/plan` counts the same bytes while DeepSpeed takes a step, and on fake
 tensors of the real sizes.
 """
 
