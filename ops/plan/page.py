@@ -176,7 +176,9 @@ def _print(
     console.print(f"First bottleneck: {plan.bottleneck}.")
     for note in (*plan.troubles, *plan.hints):
         console.print(f"Note: {note}.")
-    console.print("The large terms, their constants and what has not been measured: docs/scaling.md")
+    console.print(
+        "The large terms, their constants and what has not been measured: docs/scaling.md"
+    )
 
 
 def _rates(generated: float, all_tokens: float, what: str) -> tuple[str, str]:
