@@ -17,8 +17,10 @@ from tests.engine import apart, tiny_models, vllm_engine
 
 __all__ = ["apart", "tiny_models", "vllm_engine"]
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+# Without deadlines, since a busy machine is no failure. Each run draws other examples.
+settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("deep", deadline=None, max_examples=1_000)
+settings.load_profile("quick")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control starts its background jobs so, and the commands that tests interrupt would inherit it.

@@ -17,18 +17,21 @@ _TENSORS = "learner/engine/test_gpu_tensors.py"
 _HOST = "learner/engine/test_host_memory.py"
 
 BRANCHES: dict[str, tuple[str, ...]] = {
-    "actors.engines.vllm:_start_engine sees_gpu": (
+    "actors.engines.vllm:import_vllm sees_gpu": (
+        f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",
+    ),
+    "actors.engines.vllm:import_vllm on_cpu": (
+        f"{_VLLM}::test_on_a_gpu_the_engine_is_spawned_and_samples_without_a_compiler",
         f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",
     ),
     "actors.engines.vllm:_start_engine on_cpu": (
         f"{_VLLM}::test_on_a_gpu_the_engine_is_spawned_and_samples_without_a_compiler",
-        f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",
         f"{_VLLM}::test_an_engine_names_its_gpu_and_is_told_the_size_of_its_cache_on_one_that_it_shares",
     ),
-    "actors.engines.vllm:_start_engine current_platform.is_cpu": (
+    "actors.engines.vllm:import_vllm current_platform.is_cpu": (
         f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",
     ),
-    "actors.engines.vllm:_start_engine current_platform.device_type": (
+    "actors.engines.vllm:import_vllm current_platform.device_type": (
         f"{_VLLM}::test_torch_and_vllm_are_built_for_the_same",
     ),
     "actors.engines.vllm:_start_engine current_platform.get_device_total_memory": (

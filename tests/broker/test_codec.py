@@ -66,7 +66,7 @@ def body_of(record: Record) -> dict[str, Any]:
     return body
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(records)
 def test_every_record_comes_back_as_it_was(record: Record) -> None:
     assert decode(encode(record), type(record)) == record
@@ -309,7 +309,6 @@ def test_a_record_in_which_all_is_wrong_costs_a_few_errors_and_not_one_a_mistake
     assert caught.value.error_count() < 1_100, "an error takes a kilobyte"
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=200), st.sampled_from(list(TYPES)))
 @example(b"\xc7\x00\xff", Ticket)
 @example(b"\xd6\xff\x00\x00\x00\x00", Ticket)
@@ -318,7 +317,7 @@ def test_any_bytes_decode_or_raise_a_record_error(data: bytes, record_type: type
         decode(data, record_type)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(groups(), st.randoms(use_true_random=False))
 def test_a_damaged_group_decodes_to_a_valid_group_or_raises_a_record_error(
     group: Group, chance: random.Random

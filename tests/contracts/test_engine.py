@@ -29,7 +29,7 @@ MODELS = [pytest.param(name, marks=MARKS.get(name, ())) for name in BACKENDS if 
 Start = Callable[[], RankEngine]
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(scope="module", params=ENGINES)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -48,6 +48,14 @@ def start(backend: str, tiny_models: tuple[Path, Path]) -> Iterator[Start]:
         engine.close()
 
 
+@pytest.fixture(scope="module")
+def engine(backend: str, tiny_models: tuple[Path, Path]) -> Iterator[RankEngine]:
+    """One engine, for tests to which it does not matter what it was trained on before."""
+    shared = make_engine(EngineSettings(tiny_models[0], backend=backend))
+    yield shared
+    shared.close()
+
+
 def digests(engine: RankEngine, batches: list[Batch], path: Path) -> list[str]:
     """Train on the batches, each as the next version; return the digests of the versions that they make."""
     made = []
@@ -63,38 +71,35 @@ def test_the_default_backend_is_registered_and_an_unknown_one_is_refused(tmp_pat
         make_engine(EngineSettings(tmp_path, backend="deepsped"))
 
 
-def test_the_same_batches_make_the_same_versions(start: Start, tmp_path: Path) -> None:
+def test_the_same_batches_make_the_same_versions_and_another_order_makes_others(
+    start: Start, tmp_path: Path
+) -> None:
     batches = [make_batch(0), demonstrations(make_batch(1)), make_batch(2)]
-    first, again = (digests(start(), batches, tmp_path / "weights") for _ in range(2))
-    assert first == again and len(set(first)) == 3
-
-
-def test_batches_in_another_order_make_other_weights(start: Start, tmp_path: Path) -> None:
-    batches = [make_batch(0), make_batch(1)]
-    assert (
-        digests(start(), batches, tmp_path / "w")[-1]
-        != digests(start(), batches[::-1], tmp_path / "w")[-1]
+    first, again, other = (
+        digests(start(), order, tmp_path / "weights") for order in (batches, batches, batches[::-1])
     )
+    assert first == again and len(set(first)) == 3
+    assert other[-1] != first[-1]
 
 
-def test_a_step_says_what_it_trained(start: Start) -> None:
-    stats = start().train_step(make_batch(), 1e-3)
+def test_a_step_says_what_it_trained(engine: RankEngine) -> None:
+    stats = engine.train_step(make_batch(), 1e-3)
     assert (stats.trained_tokens, stats.lr) == (make_batch().trained_tokens, 1e-3)
     assert math.isfinite(stats.loss) and math.isfinite(stats.grad_norm) and stats.compute_s > 0
 
 
 def test_a_batch_without_trained_tokens_is_refused_and_changes_nothing(
-    start: Start, tmp_path: Path
+    engine: RankEngine, tmp_path: Path
 ) -> None:
-    engine = start()
     before = engine.write_weights(tmp_path / "weights")
     with pytest.raises(ValueError, match="without trained tokens"):
         engine.train_step(Batch((), 0), 1e-3)
     assert engine.write_weights(tmp_path / "weights") == before
 
 
-def test_the_digest_is_that_of_the_one_file_that_is_written(start: Start, tmp_path: Path) -> None:
-    engine = start()
+def test_the_digest_is_that_of_the_one_file_that_is_written(
+    engine: RankEngine, tmp_path: Path
+) -> None:
     digest = engine.write_weights(tmp_path / "weights")
     assert digest == digest_file(tmp_path / "weights")
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
@@ -153,15 +158,15 @@ def test_a_resumed_engine_goes_on_exactly(start: Start, tmp_path: Path, steps: i
     )
 
 
-def test_a_directory_without_a_checkpoint_is_refused(start: Start, tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_refused(engine: RankEngine, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="checkpoint"):
-        start().load(tmp_path)
+        engine.load(tmp_path)
 
 
 def test_the_gap_at_an_earlier_version_is_measured_without_touching_the_weights(
-    start: Start, tmp_path: Path
+    engine: RankEngine, tmp_path: Path
 ) -> None:
-    engine, trace = start(), make_batch(version=1).traces[0]
+    trace = make_batch(version=1).traces[0]
     engine.write_weights(tmp_path / "v1")
     before = digests(engine, [make_batch(0)], tmp_path / "weights")[0]
     gap = engine.logprob_gap_at(trace, 1, tmp_path / "v1")
@@ -169,8 +174,7 @@ def test_the_gap_at_an_earlier_version_is_measured_without_touching_the_weights(
     assert engine.write_weights(tmp_path / "weights") == before
 
 
-def test_an_engine_that_is_alone_leads_and_knows_its_vocabulary(start: Start) -> None:
-    engine = start()
+def test_an_engine_that_is_alone_leads_and_knows_its_vocabulary(engine: RankEngine) -> None:
     assert (engine.rank, engine.ranks, engine.vocabulary) == (0, 1, 512)
 
 

@@ -244,7 +244,7 @@ def test_tasks_are_the_records_in_order_and_categories_their_sources(tmp_path: P
     assert {task.split for task in listed} == {"train"}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(episodes=EPISODES, as_list=st.booleans())
 def test_any_episode_that_is_written_is_read_back(
     tmp_path: Path, episodes: Any, as_list: bool
@@ -264,7 +264,7 @@ def test_any_episode_that_is_written_is_read_back(
         )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     value=ODD_JSON
     | st.builds(lambda items: {"conversations": items}, st.lists(ODD_JSON, max_size=3))

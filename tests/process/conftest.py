@@ -117,7 +117,7 @@ class Workplace:
             f"--- {file.name}\n" + "\n".join(file.read_text().splitlines()[-25:]) for file in files
         )
 
-    def wait_for(self, what: str, holds: Callable[[], bool], timeout_s: float = 150) -> None:
+    def wait_for(self, what: str, holds: Callable[[], bool], timeout_s: float = 240) -> None:
         deadline = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline, (

@@ -45,7 +45,9 @@ def test_an_interrupted_run_ends_with_a_model_and_its_log_alone_gives_the_same_w
     rl = metrics[2:]
     assert {line["horizon"] for line in rl} == {2, 3}
     assert all(line["staleness_max"] <= 2 for line in rl)
-    assert all(line["logprob_gap_fresh"] < 0.1 for line in rl)
+    # None where the interruption has left no group of the newest version.
+    gaps = [gap for line in rl if (gap := line["logprob_gap_fresh"]) is not None]
+    assert gaps and max(gaps) < 0.1
     assert metrics[-1]["tickets_outstanding"] == 0
     model_dir = workplace.run_dir / "model"
     model = AutoModelForCausalLM.from_pretrained(model_dir)

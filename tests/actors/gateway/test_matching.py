@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.actors.chat.messages import ChatMessage, ToolCall
@@ -47,7 +47,6 @@ def reply_message(answer: Answer) -> ChatMessage:
     return ChatMessage("assistant", answer.content, answer.calls)
 
 
-@settings(max_examples=60)
 @given(steps=STEPS, tools=st.booleans(), seed=st.integers(0, 99))
 def test_every_call_of_a_random_program_stands_in_the_record_once(
     steps: list[tuple[int, int, tuple[ChatMessage, ...], int]], tools: bool, seed: int

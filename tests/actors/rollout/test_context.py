@@ -93,7 +93,7 @@ def text_of(ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("rule", ContextRule)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     words=st.lists(st.integers(0, 30), min_size=1, max_size=6),
     limit=st.integers(120, 400),

@@ -107,7 +107,6 @@ def images(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return image(old), image(new)
 
 
-@settings(max_examples=80, deadline=None)
 @given(images())
 def test_changes_make_the_new_image_bit_for_bit_and_so_does_the_page(
     both: tuple[bytes, bytes],
@@ -199,7 +198,7 @@ def sliced(base: bytes, new: bytes, ranks: int) -> list[bytes]:
     return sections
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(images(), st.integers(1, 5), st.randoms())
 def test_ranks_encode_their_slices_and_the_sections_are_joined_in_any_order(
     both: tuple[bytes, bytes],
@@ -288,7 +287,6 @@ BASE, NEW = pair(*trained(9_000, 2e-4))
 CHANGES = encode_changes(BASE, NEW)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(CHANGES) - 1), st.integers(1, 255))
 def test_damaged_changes_are_refused(at: int, flip: int) -> None:
     damaged = bytearray(CHANGES)
@@ -297,7 +295,6 @@ def test_damaged_changes_are_refused(at: int, flip: int) -> None:
     assert unharmed(BASE, CHANGES[:at])
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(20, len(CHANGES) - 1), st.integers(0, 255)), min_size=1, max_size=4
@@ -313,7 +310,6 @@ def test_hostile_changes_are_refused_or_stay_within_the_image(
     unharmed(BASE, signed(bytes(body[20 : len(body) - (cut if cut < 8 else 0)])))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_a_section_of_noise_is_refused(noise: bytes) -> None:
     unharmed(BASE, join_sections(read_layout(BASE), [noise]))
