@@ -5,13 +5,14 @@ environment; nothing is started. What the main commands do is tried elsewhere, b
 
 | command | test |
 |---|---|
-| `train`, `export`, `history replay` | `tests/process/test_train.py` |
+| `train`, `export` | `tests/process/test_train.py` |
+| `history` | `tests/process/test_history.py` |
 | `broker`, `controller`, `learner`, `actor` | `tests/process/test_roles.py`, with keys `test_secured.py` |
 | `python -m tests.faults chaos` | `tests/process/test_chaos.py` |
 | the commands of `examples/*/README.md` | `tests/examples` |
 | metrics of a run in a real Prometheus | `tests/process/test_observed.py` |
 | `envs list`, `envs check` | `tests/envs/test_your_own.py` |
-| `status`, `report`, `history`, `dataset`, `track`, `eval`, `demos`, `doctor`, `config` | `tests/ops` |
+| `status`, `report`, `dataset`, `track`, `eval`, `demos`, `doctor`, `config` | `tests/ops` |
 """
 
 import inspect

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -57,6 +57,11 @@ class Part:
 
     config: RunConfig
     ledger: Sequence[Mapping[str, Any]]
+
+    @property
+    def run(self) -> str:
+        """Another one than the directory's, for steps before a fork."""
+        return self.config.run.name
 
 
 def replay_run(request: ReplayRequest) -> int:
@@ -204,6 +209,8 @@ async def _replay(
 
     with scratch() as folder:
         for number, part in enumerate(parts, 1):
+            if start is not None and number > 1 and part.run != parts[number - 2].run:
+                start = replace(start, state=with_own_log(start.state))
             end_dir = folder / f"part-{number}" if number < len(parts) else None
             await on_ranks(engine_settings(part.config, model_dir), partial(lead, part, end_dir))
 
@@ -211,6 +218,8 @@ async def _replay(
 @asynccontextmanager
 async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
     """Open the broker with the run's log: that of its config if it answers, else a new one on the run's files."""
+    if config.run.name != read_config(run_dir).run.name:  # of the steps before a fork
+        run_dir = run_dir.parent / config.run.name
     try:
         # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
         probe = config.broker.model_copy(
@@ -234,6 +243,16 @@ async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]
         yield transport
     finally:
         await transport.close()
+
+
+def with_own_log(state: Mapping[str, Any], held: Mapping[int, int] | None = None) -> dict[str, Any]:
+    """Return a checkpoint's state for another log, which begins with the groups that it holds for a later step.
+
+    `held` has their ticket numbers by sequence. Without it, their tickets are played again.
+    """
+    held = held or {}
+    waiting = state.get("waiting") and {**state["waiting"], "held": list(held.items())}
+    return {**state, "cursor": max(held, default=0), "mark": "", "waiting": waiting or {}}
 
 
 def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | None:

@@ -74,8 +74,8 @@ class InlineExecutor(ThreadPoolExecutor):
 class MortalTransport(MemoryTransport):
     """A transport whose program is cancelled in its n-th request to the broker, before or after it took effect."""
 
-    def __init__(self, server: MemoryServer, dies_at: int | None) -> None:
-        super().__init__(server, "run")
+    def __init__(self, server: MemoryServer, dies_at: int | None = None, run: str = "run") -> None:
+        super().__init__(server, run)
         self._dies_at = dies_at
         self.requests = 0
         self.program: asyncio.Task[None] | None = None
@@ -187,7 +187,8 @@ class World:
     ) -> None:
         while True:
             life, deaths = self.lives[role], self.deaths.get(role, [])
-            transport = MortalTransport(self.server, deaths[life] if life < len(deaths) else None)
+            dies_at = deaths[life] if life < len(deaths) else None
+            transport = MortalTransport(self.server, dies_at, self.config.run.name)
             self.lives[role] += 1
             transport.program = task = asyncio.create_task(program(transport))
             try:

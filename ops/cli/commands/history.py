@@ -3,7 +3,15 @@
 import argparse
 from pathlib import Path
 
-from horizonrl.ops.cli.help import Commands, add_json, add_run_dir, make_request, option
+from horizonrl.ops.cli.help import (
+    CommandParser,
+    Commands,
+    add_json,
+    add_run_dir,
+    make_request,
+    option,
+    switch,
+)
 
 TITLE = "Version control"
 
@@ -15,6 +23,8 @@ def add(commands: Commands) -> None:
     _add_replay(verbs)
     _add_diff(verbs)
     _add_checkout(verbs)
+    _add_fork(verbs)
+    _add_revert(verbs)
 
 
 def _add_lineage(verbs: Commands) -> None:
@@ -99,3 +109,44 @@ def _checkout(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.history.checkout import check_out
 
     return check_out(arguments.run_dir, arguments.version, arguments.out, overrides)
+
+
+def _add_fork(verbs: Commands) -> None:
+    description = (
+        "Make a run that goes on from a checkpoint of another. "
+        "Keys that you set hold from there on; the run shares the checkpoint's files."
+    )
+    fork = verbs.add("fork", description, _fork)
+    add_run_dir(fork)
+    option(fork, "--at", "STEP", "step of a kept checkpoint", dest="step", type=int, required=True)
+    _add_name(fork)
+    switch(fork, "--same-groups", "train first what the log has after that step, then new groups")
+
+
+def _add_revert(verbs: Commands) -> None:
+    description = (
+        "Make a run that has never seen some groups. "
+        "It goes on from the checkpoint before the first of them, with the same log but for them."
+    )
+    revert = verbs.add("revert", description, _revert)
+    add_run_dir(revert)
+    text = "env, task, ticket, actor or text (of a turn) with a pattern, such as text=*hack*; all have to match"
+    option(revert, "--groups", "KEY=PATTERN", text, dest="words", nargs="+", required=True)
+    _add_name(revert)
+
+
+def _add_name(command: CommandParser) -> None:
+    option(command, "--name", "NAME", "of the new run, which lies next to the other")
+
+
+def _fork(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.fork import ForkRequest, fork
+
+    request = make_request(ForkRequest, arguments, overrides=overrides)
+    return fork(request, arguments.step, with_log=arguments.same_groups)
+
+
+def _revert(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.fork import ForkRequest, revert
+
+    return revert(make_request(ForkRequest, arguments, overrides=overrides), arguments.words)

@@ -27,9 +27,10 @@ def world(root: Path, server: MemoryServer, *overrides: str) -> World:
     )
 
 
-def record(root: Path, *overrides: str) -> World:
+def record(root: Path, *overrides: str, hand: int = 1) -> World:
     server, steps = MemoryServer(ack_wait_s=0.05), f"--rl.steps={RECORDED - IMITATION}"
     run = world(root, server, steps, *overrides)
+    run.hand = hand
     asyncio.run(run.run())
     write_config(run.config)
     return run

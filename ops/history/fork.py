@@ -1,0 +1,294 @@
+"""`horizonrl history fork` and `revert`: a new run that goes on from a checkpoint of another.
+
+A fork shares the files of that checkpoint by hard links, has a copy of the journal up to it, and a log of its own. The
+log begins empty, or with what the other run's log has after the checkpoint. With the same groups a learner on one CPU
+rank makes the same versions. A group that is left out has ended as void, so that no step waits for it.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from horizonrl.broker.api import Stream, Transport
+from horizonrl.broker.connect import connected
+from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.signing import TicketSigner
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import CheckpointError, ConfigError, did_you_mean
+from horizonrl.common.files import atomic_write, atomic_write_text
+from horizonrl.common.run_dir import CHECKPOINTS, CONFIG, EPISODES, NATS, episode_files
+from horizonrl.common.types import Group, Kind, PolicyVersion, Sampling, Task, Ticket, Void
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.records.checkpoint import STATE_FILE, Checkpoint, CheckpointStore
+from horizonrl.learner.records.journal import Journal
+from horizonrl.learner.records.replay import ENTRY_WAIT_S
+from horizonrl.ops.history.lineage import ledger_files
+from horizonrl.ops.history.replay import open_log, with_own_log
+from horizonrl.ops.rundir.directory import check_broker_named, read_config, to_toml
+from horizonrl.ops.rundir.files import JOURNAL, Line
+
+LEASE_S = 1.0
+"""Time without a ticket after which no more come."""
+QUERIES = ("actor", "env", "task", "text", "ticket")
+"""What a group may be asked for; `text` is what the policy wrote in any turn."""
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    run_dir: Path
+    name: str | None
+    """Of the new run; by default the old name and the step."""
+    overrides: Sequence[str]
+
+
+@dataclass
+class Fork:
+    """A run in the making that goes on from a step of another one."""
+
+    source: Path
+    before: RunConfig
+    """The config of the other run."""
+    config: RunConfig
+    ledger: Sequence[Line]
+    start: Checkpoint | None
+    """None begins with the model."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """The query of the groups that are left out; an empty one leaves out none."""
+    copied: int = 0
+    """Entries in the new log."""
+    voided: int = 0
+
+    def write(self, *, with_log: bool) -> None:
+        """Make the run directory, whole or not at all. Raises ConfigError if there is one."""
+        if self.config.run_dir.exists():
+            raise ConfigError(f"{self.config.run_dir} is there already: choose another --name")
+        step = 0 if self.start is None else self.start.step
+        with atomic_write(self.config.run_dir) as incoming:
+            incoming.mkdir(parents=True)
+            (incoming / CONFIG).write_text(to_toml(self.config), encoding="utf-8")
+            for name in JOURNAL.values():
+                if (self.source / name).exists():
+                    shutil.copy(self.source / name, incoming)
+            Journal(incoming).rewind(step)
+            for file in episode_files(self.source, "step", "eval"):
+                if int(file.stem.partition("-")[2]) <= step:
+                    _share(file, incoming / EPISODES / file.name)
+            held = asyncio.run(self._make_streams(incoming, with_log=with_log))
+            if self.start is not None:
+                directory = incoming / CHECKPOINTS / self.start.path.name
+                shutil.copytree(self.start.path, directory, copy_function=_share)
+                facts = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+                facts["state"] = with_own_log(self.start.state, held)
+                # Replaced, and not written over: it is a link to the other run's.
+                atomic_write_text(directory / STATE_FILE, json.dumps(facts), durable=True)
+        shared = [file.stat() for file in self.config.run_dir.rglob("*") if file.is_file()]
+        linked = sum(status.st_size for status in shared if status.st_nlink > 1)
+        alone = sum(status.st_size for status in shared) - linked
+        print(f"run {self.config.run.name} goes on from step {step} of {self.source}")
+        if with_log:
+            print(f"its log has {self.copied} entries of that run, {self.voided} of them as void")
+        print(f"it shares {linked:,} bytes with that run, and has {alone:,} bytes of its own")
+        print(f"train it with: horizonrl train {shlex.quote(str(self.config.run_dir / CONFIG))}")
+
+    async def _make_streams(self, incoming: Path, *, with_log: bool) -> dict[int, int]:
+        """Make the broker's part of the run; return the ticket numbers of what it holds for later, by sequence."""
+        signer = _signer(self.config)
+        async with _new_broker(self.config, incoming) as target:
+            tickets, held = list(self._settled()), dict[int, int]()
+            if with_log:
+                async with open_log(self.source, self.before) as transport:
+                    copied, held = await self._copy_log(transport, GroupLog(target, signer), signer)
+                self.copied, tickets = len(copied), tickets + copied
+            queue = TicketQueue(target, signer)
+            for kind in Kind:
+                ours = {ticket.number: ticket for ticket in tickets if ticket.kind is kind}
+                await queue.issue_all([ours[number] for number in sorted(ours)])
+            # In the actors' place: they have ended.
+            while (lease := await queue.lease(LEASE_S)) is not None:
+                await lease.acknowledge()
+        return held
+
+    def _settled(self) -> Iterator[Ticket]:
+        """Yield the last ticket of each kind that has ended: the controller goes on there, and issues what is open."""
+        if self.start is None:
+            return
+        rollout = self.config.rollout
+        accounts = TicketAccounts.restore(self.start.state["accounts"])
+        for kind, ranges in accounts.ended_ranges().items():
+            if ranges:
+                yield Ticket(
+                    number=ranges[-1][1],
+                    kind=kind,
+                    task=Task(env_id=self.config.envs[0].id, task_id="of another run"),
+                    group_size=rollout.group_size,
+                    horizon_turns=1,
+                    sampling=Sampling(
+                        temperature=rollout.temperature, max_turn_tokens=rollout.max_turn_tokens
+                    ),
+                    issued_at_version=PolicyVersion(version=self.start.step),
+                )
+
+    async def _copy_log(
+        self, source: Transport, log: GroupLog, signer: TicketSigner
+    ) -> tuple[list[Ticket], dict[int, int]]:
+        """Copy what the log has from the checkpoint on; return its tickets, and what is held for later."""
+        tickets, held = list[Ticket](), dict[int, int]()
+        async for record, is_held in self._entries(source):
+            tickets.append(signer.sign(record.ticket))
+            if isinstance(record, Group):
+                stored = await log.publish(record.model_copy(update={"ticket": tickets[-1]}))
+            else:
+                stored = await log.publish_void(record.model_copy(update={"ticket": tickets[-1]}))
+            if is_held:
+                held[stored.sequence] = record.ticket.number
+        return tickets, held
+
+    async def _entries(self, source: Transport) -> AsyncIterator[tuple[Group | Void, bool]]:
+        """Yield the log from the checkpoint on, each entry with whether the checkpoint holds it for a later step."""
+        cursor, held = (self.start.cursor, self.start.held) if self.start else (0, [])
+        # What ended a ticket before it was issued was passed over.
+        refused = {sequence for line in self.ledger for sequence in line["never_issued"]}
+        async for entry in _read(GroupLog(source, _signer(self.before)), min([*held, cursor + 1])):
+            record, sequence = entry.record, entry.sequence
+            if sequence in refused or isinstance(record, DeadLetter):
+                continue
+            if sequence > cursor and self.left_out and matches(record, self.left_out):
+                record = Void(ticket=record.ticket, reason="reverted", actor="revert")
+                self.voided += 1
+            if sequence > cursor or sequence in held:
+                yield record, sequence in held
+
+
+def fork(request: ForkRequest, step: int, *, with_log: bool) -> int:
+    """Make a run that goes on from the checkpoint of a step, with a recipe of its own from there on."""
+    _begin(request, step).write(with_log=with_log)
+    return 0
+
+
+def revert(request: ForkRequest, words: Sequence[str]) -> int:
+    """Make a run that goes on from before the first group that a query matches, with the log but for such groups."""
+    query = parse_query(words)
+    run_dir, before = request.run_dir, read_config(request.run_dir)
+    first = asyncio.run(_find(run_dir, before, query))
+    starts = [
+        step
+        for step, checkpoint in _starts(run_dir, before).items()
+        if (checkpoint.cursor if checkpoint else 0) < first
+    ]
+    if not starts:
+        raise CheckpointError(
+            f"{run_dir} consumed such a group as log entry {first}, and has no checkpoint before it: keep more "
+            "(learner.keep_checkpoints), or all of the log (learner.keep_log)"
+        )
+    reverted = _begin(request, max(starts), "reverted")
+    reverted.left_out = query
+    reverted.write(with_log=True)
+    print(f"what changes: horizonrl history diff {run_dir} {reverted.config.run_dir}")
+    return 0
+
+
+def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
+    run_dir, before = request.run_dir, read_config(request.run_dir)
+    ledger = ledger_files(run_dir).ledger
+    starts = _starts(run_dir, before)
+    if step not in starts:
+        raise CheckpointError(
+            f"{run_dir} has no checkpoint of step {step}: choose --at among {', '.join(map(str, sorted(starts)))}"
+        )
+    name = request.name or f"{before.run.name}-{suffix or step}"
+    keys = [f"--run.name={name}", f"--run.root={run_dir.parent}"]
+    if (
+        run_dir / NATS
+    ).is_dir():  # the broker that `train` starts for it, and had started for the other
+        keys += ["--broker.url=none", "--broker.shared_files=false"]
+    config = read_config(run_dir, [*keys, *request.overrides])
+    check_broker_named(config, run_dir, request.overrides)
+    return Fork(run_dir, before, config, ledger, starts[step])
+
+
+def _starts(run_dir: Path, config: RunConfig) -> dict[int, Checkpoint | None]:
+    """Return the steps from which a run can go on, with their checkpoints; with all of the log, step 0 has none."""
+    store = CheckpointStore(run_dir / CHECKPOINTS, config.learner.keep_checkpoints)
+    starts: dict[int, Checkpoint | None] = {0: None} if config.learner.keep_log else {}
+    return starts | {checkpoint.step: checkpoint for checkpoint in store.all()}
+
+
+async def _find(run_dir: Path, config: RunConfig, query: Mapping[str, str]) -> int:
+    """Return the sequence of the first group in the log that a query matches. Raises ConfigError if there is none."""
+    async with open_log(run_dir, config) as transport:
+        begin = max(1, (await transport.extent(Stream.GROUPS)).first_sequence)
+        if begin > 1:
+            print(f"the log begins with entry {begin}: no group before it can be found")
+        async for entry in _read(GroupLog(transport, _signer(config)), begin):
+            if matches(entry.record, query):
+                return entry.sequence
+    asked = " ".join(f"{key}={pattern}" for key, pattern in query.items())
+    raise ConfigError(f"no group in the log of {run_dir} has {asked}")
+
+
+async def _read(log: GroupLog, begin: int) -> AsyncIterator[Entry]:
+    """Yield what the log holds now from a sequence on."""
+    position, end, reader = begin - 1, await log.end(), await log.read(after=begin - 1)
+    while position < end and (entry := await reader.next(ENTRY_WAIT_S)) is not None:
+        position = entry.sequence
+        yield entry
+    await reader.close()
+
+
+def matches(group: Group | Void | DeadLetter, query: Mapping[str, str]) -> bool:
+    """Return whether an entry is a group that has something like each pattern of a query."""
+    if not isinstance(group, Group):
+        return False
+    values = {
+        "actor": [group.provenance.actor],
+        "env": [group.ticket.task.env_id],
+        "task": [group.ticket.task.task_id],
+        "text": [turn.text for episode in group.episodes for turn in episode.turns],
+        "ticket": [group.ticket.ticket_id],
+    }
+    return all(
+        any(fnmatchcase(value, pattern) for value in values[key]) for key, pattern in query.items()
+    )
+
+
+def parse_query(words: Sequence[str]) -> dict[str, str]:
+    """Read `env=coin text=*hack*`. Raises ConfigError for another key."""
+    query = dict(word.partition("=")[::2] for word in words)
+    for key in query.keys() - set(QUERIES):
+        raise ConfigError(
+            f"{key!r} is nothing that a group is asked for{did_you_mean(key, QUERIES)} "
+            f"Give KEY=PATTERN, with the keys {', '.join(QUERIES)}"
+        )
+    return query
+
+
+@asynccontextmanager
+async def _new_broker(config: RunConfig, run_dir: Path) -> AsyncIterator[Transport]:
+    """Make the streams of a run, on a broker in its directory unless its config names one."""
+    async with AsyncExitStack() as stack:
+        broker = config.broker
+        if broker.url is None:
+            server = EmbeddedServer(run_dir / NATS, broker.nats.durability)
+            await stack.enter_async_context(server)
+            broker = broker.model_copy(update={"url": server.url})
+        yield await stack.enter_async_context(connected(config.run.name, broker))
+
+
+def _signer(config: RunConfig) -> TicketSigner:
+    return TicketSigner.load(config.run.name, config.broker.ticket_key)
+
+
+def _share(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk
+        shutil.copy2(source, target)
