@@ -17,6 +17,7 @@ from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.changes import config_changes
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerError, ConfigError
+from horizonrl.common.logs import configure_logs
 from horizonrl.common.types import Group
 from horizonrl.learner.records.journal import readable_episode
 from horizonrl.learner.records.replay import ENTRY_WAIT_S
@@ -83,6 +84,7 @@ Episodes = Mapping[str, Sequence[Mapping[str, Any]]]
 
 def show_difference(request: DiffRequest) -> int:
     """Print the first difference of two runs, or that of the steps asked for; return 1 if there is one, else 0."""
+    configure_logs(run="history", role="diff")
     runs = [recorded_steps(run_dir, request.overrides) for run_dir in request.run_dirs]
     if len(runs) == 1 and request.steps is not None:
         runs *= 2

@@ -25,6 +25,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError, ConfigError, did_you_mean
 from horizonrl.common.files import atomic_write, atomic_write_text
+from horizonrl.common.logs import configure_logs
 from horizonrl.common.run_dir import CHECKPOINTS, CONFIG, EPISODES, NATS, episode_files
 from horizonrl.common.types import Group, Kind, PolicyVersion, Sampling, Task, Ticket, Void
 from horizonrl.learner.intake.accounts import TicketAccounts
@@ -170,12 +171,14 @@ class Fork:
 
 def fork(request: ForkRequest, step: int, *, with_log: bool) -> int:
     """Make a run that goes on from the checkpoint of a step, with a recipe of its own from there on."""
+    configure_logs(run=request.run_dir.name, role="fork")
     _begin(request, step).write(with_log=with_log)
     return 0
 
 
 def revert(request: ForkRequest, words: Sequence[str]) -> int:
     """Make a run that goes on from before the first group that a query matches, with the log but for such groups."""
+    configure_logs(run=request.run_dir.name, role="revert")
     query = parse_query(words)
     run_dir, before = request.run_dir, read_config(request.run_dir)
     first = asyncio.run(_find(run_dir, before, query))
@@ -206,9 +209,8 @@ def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
         )
     name = request.name or f"{before.run.name}-{suffix or step}"
     keys = [f"--run.name={name}", f"--run.root={run_dir.parent}"]
-    if (
-        run_dir / NATS
-    ).is_dir():  # the broker that `train` starts for it, and had started for the other
+    # `train` had started its broker, and starts one for the new run.
+    if (run_dir / NATS).is_dir():
         keys += ["--broker.url=none", "--broker.shared_files=false"]
     config = read_config(run_dir, [*keys, *request.overrides])
     check_broker_named(config, run_dir, request.overrides)

@@ -39,7 +39,7 @@ def test_the_commands_of_the_page_do_what_it_says(workplace: Workplace) -> None:
             capture_output=True,
             timeout=200,
         )
-        return done.returncode, (done.stdout + done.stderr).decode()
+        return done.returncode, (done.stdout or done.stderr).decode()
 
     def digests(name: str) -> list[tuple[str, str]]:
         lines = read_lines(runs / name / "ledger.jsonl")
