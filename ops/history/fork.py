@@ -37,8 +37,8 @@ from horizonrl.ops.history.replay import open_log, with_own_log
 from horizonrl.ops.rundir.directory import check_broker_named, read_config, to_toml
 from horizonrl.ops.rundir.files import JOURNAL, Line
 
-LEASE_S = 1.0
-"""Time without a ticket after which no more come."""
+LEASE_S = 30.0
+"""Longest wait for a ticket that the broker holds."""
 QUERIES = ("actor", "env", "task", "text", "ticket")
 """What a group may be asked for; `text` is what the policy wrote in any turn."""
 
@@ -110,12 +110,13 @@ class Fork:
                     copied, held = await self._copy_log(transport, GroupLog(target, signer), signer)
                 self.copied, tickets = len(copied), tickets + copied
             queue = TicketQueue(target, signer)
+            issued = {(ticket.kind, ticket.number): ticket for ticket in tickets}
             for kind in Kind:
-                ours = {ticket.number: ticket for ticket in tickets if ticket.kind is kind}
-                await queue.issue_all([ours[number] for number in sorted(ours)])
+                await queue.issue_all([issued[key] for key in sorted(issued) if key[0] is kind])
             # In the actors' place: they have ended.
-            while (lease := await queue.lease(LEASE_S)) is not None:
-                await lease.acknowledge()
+            for _ in issued:
+                if (lease := await queue.lease(LEASE_S)) is not None:
+                    await lease.acknowledge()
         return held
 
     def _settled(self) -> Iterator[Ticket]:
