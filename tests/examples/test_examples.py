@@ -1,11 +1,13 @@
 """Each example's README, run from top to bottom on real processes."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from horizonrl.common.config.schema import RunConfig
 from tests.examples.readme import BLOCK, EXAMPLES, ROOT, TERMINAL, Example
 
 pytestmark = pytest.mark.process
@@ -38,7 +40,11 @@ def test_a_package_brings_an_environment(copied: Copied) -> None:
     example = copied("own-environment")
     shown = example.run_all()
     assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ \d\d +│ all 100", shown), shown
-    assert len((example.place / "guess-demonstrations.jsonl").read_text().splitlines()) == 8
+    demonstrations = (example.place / "guess-demonstrations.jsonl").read_text().splitlines()
+    assert len(demonstrations) == 8
+    longest = max(len(json.loads(line)["conversations"]) for line in demonstrations)
+    horizons = RunConfig.load([EXAMPLES / "own-environment/recipe.toml"]).horizon.horizons
+    assert longest / 2 <= max(horizons) + 1
     assert [line["phase"] for line in example.lines("runs/guess")] == ["imitation", "rl", "rl"]
 
 
