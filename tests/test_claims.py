@@ -122,9 +122,9 @@ def test_each_row_of_the_evidence_names_a_study_and_its_number_of_seeds() -> Non
     assert all(row["refuted if"] and row["interval over"] for row in claims.values())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_pages_source_has_no_comment_for_a_number(page: Path) -> None:
-    assert "<!-- claim" not in page.read_text(), "list the number in docs/claims.toml"
+def test_a_pages_source_has_no_comment_for_a_number() -> None:
+    commented = [page for page in PAGES if "<!-- claim" in page.read_text()]
+    assert commented == [], "list the numbers in docs/claims.toml"
 
 
 def test_a_committed_study_says_how_it_was_made_and_all_are_small() -> None:

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,46 +33,60 @@ SYMBOL = re.compile(r"\[`?([\w.]+)`?\]\((?!\w+:)([^)#\s]*\.py)\)")
 """A link from the name of something in the code to the file that defines it."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_to_files(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
-        assert not target or (page.parent / target).exists(), f"{target} does not exist"
+def found_on_pages(wrong: Callable[[Path, str], Iterable[str]]) -> list[str]:
+    """Return what a function of a page and of its text finds on all of them."""
+    return [
+        f"{page.relative_to(ROOT)}: {finding}"
+        for page in PAGES
+        for finding in wrong(page, page.read_text())
+    ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_linked_symbol_is_defined_in_its_file(page: Path) -> None:
-    for name, target in SYMBOL.findall(page.read_text()):
-        if name.endswith(".py"):
-            continue
-        code = (page.parent / target).read_text()
-        for part in name.split("."):
-            defined = rf"^\s*(?:(?:async )?def|class) {part}\b|^\s*{part}\b(?: = |: )"
-            assert re.search(defined, code, re.MULTILINE), f"{target} defines no {part}"
+def test_links_lead_to_files() -> None:
+    def wrong(page: Path, text: str) -> list[str]:
+        return [link for link in LINK.findall(text) if link and not (page.parent / link).exists()]
+
+    assert found_on_pages(wrong) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_page_names_no_line_of_a_file(page: Path) -> None:
-    assert not re.findall(r"\]\([^)]*#L\d+\)", page.read_text()), (
-        "lines move: link the file, with a symbol's name"
-    )
+def test_a_linked_symbol_is_defined_in_its_file() -> None:
+    def wrong(page: Path, text: str) -> Iterator[str]:
+        for name, target in SYMBOL.findall(text):
+            code = (page.parent / target).read_text()
+            for part in [] if name.endswith(".py") else name.split("."):
+                defined = rf"^\s*(?:(?:async )?def|class) {part}\b|^\s*{part}\b(?: = |: )"
+                if not re.search(defined, code, re.MULTILINE):
+                    yield f"{target} defines no {part}"
+
+    assert found_on_pages(wrong) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_row_is_part_of_a_table(page: Path) -> None:
+def test_a_page_names_no_line_of_a_file() -> None:
+    """Lines move: a link leads to a file, with a symbol's name."""
+    assert found_on_pages(lambda page, text: re.findall(r"\]\([^)]*#L\d+\)", text)) == []
+
+
+def test_a_row_is_part_of_a_table() -> None:
     """An empty line ends a table: the rows below it would show their bars."""
-    tables = re.findall(r"(?:^ *\|.*\n)+", FENCED.sub("", page.read_text()), re.MULTILINE)
-    assert [rows for rows in tables if not re.match(r".*\n[ |:-]*-[ |:-]*\n", rows)] == []
+
+    def wrong(page: Path, text: str) -> list[str]:
+        tables = re.findall(r"(?:^ *\|.*\n)+", FENCED.sub("", text), re.MULTILINE)
+        return [rows for rows in tables if not re.match(r".*\n[ |:-]*-[ |:-]*\n", rows)]
+
+    assert found_on_pages(wrong) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_to_sections(page: Path) -> None:
-    for target, anchor in ANCHORED.findall(FENCED.sub("", page.read_text())):
-        there = (page.parent / target).resolve() if target else page
-        assert anchor in anchors(there), (
-            f"{target}#{anchor}: {there.name} has {', '.join(sorted(anchors(there)))}"
-        )
+def test_links_lead_to_sections() -> None:
+    def wrong(page: Path, text: str) -> Iterator[str]:
+        for target, anchor in ANCHORED.findall(FENCED.sub("", text)):
+            there = (page.parent / target).resolve() if target else page
+            if anchor not in anchors(there):
+                yield f"{target}#{anchor}: {there.name} has {', '.join(sorted(anchors(there)))}"
+
+    assert found_on_pages(wrong) == []
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's sections, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*?)\s*$", FENCED.sub("", page.read_text()), re.MULTILINE)

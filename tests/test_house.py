@@ -34,9 +34,9 @@ def test_contributing_leads_from_behaviour_to_files_that_are_there() -> None:
     assert {file.partition("/")[0] for file in files} == set(tree.PACKAGES)
 
 
-@pytest.mark.parametrize("directory", list(tree.directories()), ids=name)
-def test_a_directory_says_what_it_is_for(directory: Path) -> None:
-    assert tree.purpose(directory), f"{name(directory)}/__init__.py has no docstring"
+def test_a_directory_says_what_it_is_for() -> None:
+    silent = [name(each) for each in tree.directories() if not tree.purpose(each)]
+    assert silent == [], "each __init__.py has a docstring"
 
 
 def test_nobody_imports_helpers_from_a_main() -> None:

@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,6 @@ LARGE = {"textworld": "textworld"}
 """Packages that `make setup` leaves out for their size. `docs/environments/hubs.md` says when they were last tried."""
 
 
-@cache
 def report_on(env_id: str) -> CheckReport:
     try:
         return asyncio.run(check(env_id, OPTIONS.get(env_id), TASKS.get(env_id)))
@@ -73,11 +71,11 @@ def report_on(env_id: str) -> CheckReport:
         raise
 
 
-@pytest.mark.parametrize("name", TRIALS)
 @pytest.mark.parametrize("env_id", NATIVE)
-def test_an_environment_keeps_its_contract(env_id: str, name: str) -> None:
-    found = next(found for found in report_on(env_id).checks if found.name == name)
-    assert found.passed, f"{found.detail}\nat: {found.source}\nafter: {found.last_call}"
+def test_an_environment_keeps_its_contract(env_id: str) -> None:
+    checks = report_on(env_id).checks
+    assert {each.name for each in checks} >= set(TRIALS)
+    assert [each for each in checks if not each.passed] == []
 
 
 @pytest.mark.parametrize(
@@ -143,10 +141,10 @@ def test_every_environment_of_the_package_is_registered() -> None:
     assert named <= set(registry.names()), "a class without an entry point is never checked"
 
 
-@pytest.mark.parametrize("env_id", registry.names())
-def test_an_environment_is_registered_under_its_own_id(env_id: str) -> None:
-    assert registry.load(env_id).env_id == env_id
-    assert registry.load(env_id).version
+def test_an_environment_is_registered_under_its_own_id() -> None:
+    for env_id in registry.names():
+        assert registry.load(env_id).env_id == env_id
+        assert registry.load(env_id).version
 
 
 def test_a_served_environment_keeps_the_contract_too() -> None:
