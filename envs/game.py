@@ -18,7 +18,6 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Reply, Step, ToolCall, Tools
-from horizonrl.envs.bounds import Chars, clip, whole
 from horizonrl.envs.contract import require_step
 from horizonrl.envs.formats import (
     ActionFormat,
@@ -31,6 +30,7 @@ from horizonrl.envs.formats import (
     read_call,
     write_reply,
 )
+from horizonrl.envs.text_limits import Chars, clip, whole
 
 Style = Literal["full", "compact", "agentgym"]
 """`agentgym` reproduces the texts of AgentGym's server. It omits the rules, because AgentGym's clients add them."""

@@ -22,8 +22,8 @@ from horizonrl.envs.api import (
     make_expert,
     tool_user,
 )
-from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
+from horizonrl.envs.text_limits import readable
 
 BABBLED = 30
 """Number of texts sent to an environment that has no expert."""

@@ -34,8 +34,8 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.types import MAX_LONG_TEXT, MAX_TURNS
 from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.api import Observation, Reply, Step, TaskSpec, ToolCall, Tools
-from horizonrl.envs.bounds import MAX_CALLS
 from horizonrl.envs.records import explain
+from horizonrl.envs.text_limits import MAX_CALLS
 
 FORM = '{"item_id": "textcraft_12", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}'
 AGENT = ("gpt", "assistant")

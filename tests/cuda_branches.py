@@ -168,7 +168,7 @@ BRANCHES: dict[str, tuple[str, ...]] = {
     "learner.engine.transfer:to_device pin_memory": (
         f"{_TENSORS}::test_an_array_goes_to_a_gpu_from_pinned_memory_and_is_not_waited_for",
     ),
-    "learner.engine.memory:give_back_freed device.type": (
+    "learner.engine.recompute:give_back_freed device.type": (
         f"{_TENSORS}::test_freed_memory_is_given_back_where_activations_are_mallocs",
     ),
     "ops.cli.doctor:require_engines visible_gpus": (

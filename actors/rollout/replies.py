@@ -11,7 +11,7 @@ from horizonrl.actors.chat.messages import ChatMessage
 from horizonrl.actors.chat.template import Chat, ChatTemplate
 from horizonrl.actors.chat.tool_calls import ToolParser, parser_for
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs import bounds, contract, registry
+from horizonrl.envs import contract, registry
 from horizonrl.envs.api import (
     CallsTools,
     Environment,
@@ -22,9 +22,8 @@ from horizonrl.envs.api import (
     ToolCall,
     tool_user,
 )
-from horizonrl.envs.bounds import readable
+from horizonrl.envs.text_limits import MAX_CALLS, readable
 
-MAX_CALLS = bounds.MAX_CALLS
 UNMADE = f"Not made: a reply makes at most {MAX_CALLS} calls."
 
 

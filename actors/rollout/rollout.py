@@ -39,7 +39,7 @@ from horizonrl.common.types import (
 )
 from horizonrl.envs import contract
 from horizonrl.envs.api import Environment, Program, make_expert, state_digest
-from horizonrl.envs.bounds import readable
+from horizonrl.envs.text_limits import readable
 
 log = get_logger()
 

@@ -17,9 +17,9 @@ from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
 from horizonrl.envs.agentgym.tasks import numbered_tasks
 from horizonrl.envs.agentgym.wire import Wire
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import Unreadable
 from horizonrl.envs.game import TurnEnvironment
+from horizonrl.envs.text_limits import Chars
 
 Seconds = Annotated[float, Field(gt=0)]
 

@@ -11,12 +11,12 @@ from pydantic import validate_call
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.plugins import load_function
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import refuse_move
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount
 from horizonrl.envs.hubs.packages import hub_module, hub_version, quiet
 from horizonrl.envs.splits import hashed_split
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 
 PACKAGE = "gymnasium"
 COMMANDS = (Command("say", "{text}", "send a text to the environment"),)

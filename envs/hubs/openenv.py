@@ -23,9 +23,9 @@ from pydantic import Field, validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
 from horizonrl.common.texts import read_object
 from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.bounds import Chars, clip, readable, whole
 from horizonrl.envs.hubs.hub import TaskCount, read_number
 from horizonrl.envs.splits import hashed_split
+from horizonrl.envs.text_limits import Chars, clip, readable, whole
 
 MOST_BYTES = 1 << 24
 """The longest message of a server."""

@@ -15,13 +15,13 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import Unreadable
 from horizonrl.envs.game import Move, MoveExpert, words
 from horizonrl.envs.hubs.answers import answer_part, may_be_scored, read_literals_only
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 from horizonrl.envs.hubs.randomness import OwnRandom
+from horizonrl.envs.text_limits import Chars
 
 PACKAGE = "reasoning-gym"
 BLOCK = 500

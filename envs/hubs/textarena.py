@@ -11,11 +11,11 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import words
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks
 from horizonrl.envs.hubs.packages import hub_module, hub_version
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 
 PACKAGE = "textarena"
 GAMES = words(

@@ -17,12 +17,12 @@ from pydantic import validate_call
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.common.files import atomic_write
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import Move, MoveExpert, refuse_move, words
 from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 from horizonrl.envs.splits import hashed_split
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 
 PACKAGE = "textworld"
 EXTRA = "textworld"

@@ -15,7 +15,6 @@ from pydantic import validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.plugins import load_function
 from horizonrl.envs.api import Observation, Step, TaskSpec, ToolCall, Tools
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, readable, whole
 from horizonrl.envs.game import refuse_move
 from horizonrl.envs.mcp.session import Server, Session, select_tools
 from horizonrl.envs.mcp.tasks import (
@@ -25,6 +24,7 @@ from horizonrl.envs.mcp.tasks import (
     grade_answer,
     load_tasks,
 )
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars, clip, readable, whole
 
 MAX_ARGUMENT_CHARS = 10_000
 MAX_INTEGER = 1 << 63

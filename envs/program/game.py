@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Step
-from horizonrl.envs.bounds import readable
+from horizonrl.envs.text_limits import readable
 
 REWARD = "reward.json"
 

@@ -16,8 +16,8 @@ from horizonrl.common.errors import ConfigError, HorizonError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import readable
 from horizonrl.envs.serving.hosts import Host
+from horizonrl.envs.text_limits import readable
 
 log = get_logger()
 

@@ -1,1 +1,1 @@
-"""The mathematics as pure functions of arrays: advantages, losses, corrections, the objective."""
+"""The mathematics as pure functions of arrays: advantages, losses, corrections."""

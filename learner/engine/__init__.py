@@ -1,1 +1,1 @@
-"""A batch in, new weights out: the policy-gradient step, its backends, ranks, checkpoints by parameter."""
+"""A batch in, new weights out: the step and its objective, backends, ranks, checkpoints by parameter."""

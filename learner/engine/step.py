@@ -45,7 +45,6 @@ from horizonrl.learner.engine.checkpoint.shards import (
     write_shards,
 )
 from horizonrl.learner.engine.host_memory import HostMemory
-from horizonrl.learner.engine.memory import checkpoint_layers, give_back_freed, keep_products
 from horizonrl.learner.engine.model.float32_matmul import multiplies_bfloat16, widen_products
 from horizonrl.learner.engine.model.frozen import FrozenModel, frozen_scorer
 from horizonrl.learner.engine.model.lora import add_adapters, copy_policy, merged, policy_weights
@@ -63,6 +62,7 @@ from horizonrl.learner.engine.objective import (
     token_loss,
     two_tokens,
 )
+from horizonrl.learner.engine.recompute import checkpoint_layers, give_back_freed, keep_products
 from horizonrl.learner.engine.transfer import to_device
 
 log = get_logger()

@@ -23,9 +23,9 @@ from horizonrl.common.processes import horizonrl_command
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, make_expert
-from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
 from horizonrl.envs.subject import BABBLED
+from horizonrl.envs.text_limits import readable
 from horizonrl.ops.bench.case import Case, Request
 
 CLIENTS = (1, 32)

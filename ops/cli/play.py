@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import contract, registry
 from horizonrl.envs.api import Environment, Step
-from horizonrl.envs.bounds import readable
+from horizonrl.envs.text_limits import readable
 from horizonrl.ops.cli.environments import choose
 from horizonrl.ops.terminal.console import plain_console
 

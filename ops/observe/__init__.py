@@ -1,1 +1,1 @@
-"""What a person sees of a run while it lives: console, status, troubles, trackers."""
+"""What a person sees of a run while it lives: console, status, trackers."""

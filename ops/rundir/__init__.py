@@ -1,1 +1,1 @@
-"""Read a run's directory."""
+"""Read a run: its directory, its troubles, whether it is over."""

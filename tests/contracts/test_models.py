@@ -13,9 +13,9 @@ import torch
 from numpy.testing import assert_allclose
 
 from horizonrl.learner.algorithm.batch import Batch
-from horizonrl.learner.engine.memory import checkpoint_layers
 from horizonrl.learner.engine.model.model import TokenScorer
 from horizonrl.learner.engine.model.packing import pack
+from horizonrl.learner.engine.recompute import checkpoint_layers
 from tests.learner.traces import make_groups
 
 SMALL: dict[str, Any] = {

@@ -15,9 +15,9 @@ import pytest
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, make_expert
-from horizonrl.envs.bounds import MAX_REPLY_CHARS, readable
 from horizonrl.envs.formats import Command, WrittenFormat, read_action
 from horizonrl.envs.odd_texts import odd_texts
+from horizonrl.envs.text_limits import MAX_REPLY_CHARS, readable
 from tests.envs.hubs.guess import GUESS
 
 SLOW_S = 2.0

@@ -36,7 +36,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from horizonrl.broker.weights.changes import apply_changes, encode_changes, read_layout, warm_up
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.learner.algorithm.batch import Batch, Trace
-from horizonrl.learner.engine import memory
+from horizonrl.learner.engine import recompute
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 from horizonrl.learner.engine.model.attention import PackedSegments, attend
 from horizonrl.learner.engine.model.model import TokenScorer
@@ -463,8 +463,8 @@ def lengths(run: Run) -> None:
 
 def step(run: Run) -> None:
     """Time a step of the backend `torch`, by what the layers keep, tokens and segments; and where the GPU waits."""
-    # The tiny model's layers are below the limit from which `learner/engine/memory.py` works.
-    memory.WORTH_RECOMPUTING_BYTES = run.pick(memory.WORTH_RECOMPUTING_BYTES, 0)
+    # The tiny model's layers are below the limit from which `learner/engine/recompute.py` works.
+    recompute.WORTH_RECOMPUTING_BYTES = run.pick(recompute.WORTH_RECOMPUTING_BYTES, 0)
     batches = run.pick(
         ((2048, 2), (2048, 32), (8192, 32), (16384, 2), (16384, 32)), ((256, 2), (256, 8))
     )
@@ -483,7 +483,7 @@ def time_steps(
         start["states_gb"] = peak_gb()
         if mode == "products kept" and ON_GPU:  # on a CPU it is the default
             scorer: Any = vars(engine)["_backend"].scorer
-            memory.keep_products(scorer.lm)
+            recompute.keep_products(scorer.lm)
         for tokens, episodes in batches:
             batch = make_batch(shape.vocabulary, episodes, tokens)
 
@@ -593,7 +593,7 @@ def large(run: Run) -> None:
 def read_7b(run: Run, values: dict[str, Any]) -> None:
     shape, tokens = run.shape("7B"), run.pick(32768, 256)
     lm = language_model(shape)
-    memory.checkpoint_layers(lm)
+    recompute.checkpoint_layers(lm)
     scorer = TokenScorer(lm, head_dtype="bfloat16", device=DEVICE)
     places = torch.arange(tokens, device=DEVICE)
     asked = (

@@ -11,10 +11,10 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import Unreadable, WrittenFormat
 from horizonrl.envs.game import MoveExpert, TurnEnvironment
 from horizonrl.envs.in_thread import in_thread
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.worlds.babyai.agentgym import AgentGymWorld
 from horizonrl.envs.worlds.babyai.expert import next_move
 from horizonrl.envs.worlds.babyai.levels import (

@@ -13,9 +13,9 @@ from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable
 from horizonrl.envs.game import GameEnvironment, Move, Style, refuse_move
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars, clip
 from horizonrl.envs.worlds.deepsearch.index import Index, Page
 from horizonrl.envs.worlds.deepsearch.library import Questions, load, load_questions
 from horizonrl.envs.worlds.deepsearch.questions import Question, normalize

@@ -13,10 +13,10 @@ from typing import Literal
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import GameEnvironment, Move, Style, random_for
 from horizonrl.envs.splits import lowest_hashes, split_tasks
+from horizonrl.envs.text_limits import Chars
 
 COMMANDS = (
     Command("move", "move {direction}", "one cell up, down, left or right; row 0 is at the top"),

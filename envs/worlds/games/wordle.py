@@ -18,10 +18,10 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import GameEnvironment, Move, Style, refuse_move, words
 from horizonrl.envs.splits import hashed_split, lowest_hashes, split_tasks
+from horizonrl.envs.text_limits import Chars
 
 COMMANDS = (Command("guess", "guess {word}", "guess the word"),)
 GUESSES = 6

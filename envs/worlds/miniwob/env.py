@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import WrittenFormat
 from horizonrl.envs.game import MoveExpert, refuse_move
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.worlds.miniwob.expert import PageExpert
 from horizonrl.envs.worlds.miniwob.pages import find_chromium, find_pages, load_tasks, page_path
 from horizonrl.envs.worlds.webnav.actions import COMMANDS as WEB_COMMANDS

@@ -10,9 +10,9 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import WrittenFormat
 from horizonrl.envs.game import Move, MoveExpert, Style, TurnEnvironment
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.worlds.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, prepare, require_java
 from horizonrl.envs.worlds.sciworld.prompt import COMMANDS, VALID_ACTIONS, first_observation
 from horizonrl.envs.worlds.sciworld.tasks import SciWorldTask, index_tasks, list_tasks

@@ -10,10 +10,10 @@ from functools import cache
 from itertools import chain, count
 
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import clip
 from horizonrl.envs.formats import Command
 from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move
 from horizonrl.envs.splits import lowest_hashes, split_tasks
+from horizonrl.envs.text_limits import clip
 from horizonrl.envs.worlds.deepsearch.index import Index
 from horizonrl.envs.worlds.shop.catalogue import (
     Product,

@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable, bound_length, find_fenced
 from horizonrl.envs.game import GameEnvironment, Move, Style
+from horizonrl.envs.text_limits import Chars
 from horizonrl.envs.worlds.sql.database import Database, QueryRefused, Row
 from horizonrl.envs.worlds.sql.problems import Problem, list_tasks, make_problem
 

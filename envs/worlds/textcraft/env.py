@@ -11,9 +11,9 @@ from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Expert, Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat
 from horizonrl.envs.game import Style, TurnEnvironment, refuse_move
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.worlds.textcraft.agentgym import AgentGymCrafting
 from horizonrl.envs.worlds.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.worlds.textcraft.expert import next_move

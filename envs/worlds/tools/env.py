@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from horizonrl.common.texts import read_object
 from horizonrl.envs.api import Step, TaskSpec, ToolCall
-from horizonrl.envs.bounds import clip
 from horizonrl.envs.formats import Unreadable, bound_length, write_value
 from horizonrl.envs.game import GameEnvironment, Move, random_for, refuse_move
 from horizonrl.envs.splits import lowest_hashes, split_tasks
+from horizonrl.envs.text_limits import clip
 from horizonrl.envs.worlds.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.worlds.tools.toolbox import Call, Domain, Problem, Store, ToolError
 

@@ -11,10 +11,10 @@ from typing import Literal
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
-from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import Unreadable, WrittenFormat
 from horizonrl.envs.game import MoveExpert, refuse_move
 from horizonrl.envs.in_thread import in_thread
+from horizonrl.envs.text_limits import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.worlds.webnav.actions import COMMANDS
 from horizonrl.envs.worlds.webnav.base import WebEnvironment
 from horizonrl.envs.worlds.webnav.browser import HOME, Browser

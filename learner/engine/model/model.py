@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import get_logger
-from horizonrl.learner.engine import memory
+from horizonrl.learner.engine import recompute
 from horizonrl.learner.engine.model import attention
 from horizonrl.learner.engine.model.head import ScoringHead
 from horizonrl.learner.engine.model.packing import Segment
@@ -100,9 +100,9 @@ class TokenScorer(nn.Module):
         """
         # Before the head: logits of prompts and observations would cost V numbers per token, for nobody.
         hidden_TD = self._hidden(ids_T, positions_T, segments_S4)
-        if torch.is_grad_enabled() and hidden_TD.nbytes >= memory.WORTH_RECOMPUTING_BYTES:
+        if torch.is_grad_enabled() and hidden_TD.nbytes >= recompute.WORTH_RECOMPUTING_BYTES:
             # The peak comes now, at the head, and malloc holds holes between what the layers have kept: 0.3 GB.
-            memory.give_back_freed(hidden_TD.device)
+            recompute.give_back_freed(hidden_TD.device)
         hidden_ND = hidden_TD.index_select(0, asked_N - 1)
         ids_N = ids_T.index_select(0, asked_N)
         temperatures_N = torch.as_tensor(temperatures_N, device=ids_T.device).expand(len(ids_N))

@@ -14,8 +14,8 @@ from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.errors import EngineDead, PolicyFailure
 from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
 from horizonrl.envs.api import Environment, Observation, Step, TaskSpec
-from horizonrl.envs.bounds import MAX_REPLY_CHARS
 from horizonrl.envs.game import TurnEnvironment
+from horizonrl.envs.text_limits import MAX_REPLY_CHARS
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from horizonrl.envs.api import Environment
-from horizonrl.envs.bounds import readable
 from horizonrl.envs.hubs.reasoning_gym import ReasoningGym, datasets
 from horizonrl.envs.hubs.textarena import GAMES, TextArena
 from horizonrl.envs.odd_texts import odd_texts
+from horizonrl.envs.text_limits import readable
 
 pytestmark = pytest.mark.slow
 SLOW_S = 5.0

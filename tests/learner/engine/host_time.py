@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizonrl.learner.engine import memory
+from horizonrl.learner.engine import recompute
 from horizonrl.learner.engine.model import attention
 from horizonrl.learner.engine.model.model import TokenScorer
 
 KEPT = {
     "everything": lambda lm: None,
-    "inputs": memory.checkpoint_layers,
-    "products": memory.keep_products,
+    "inputs": recompute.checkpoint_layers,
+    "products": recompute.keep_products,
 }
 TOKENS = 4
 """Of a segment, and of the prompt that the segments share."""
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--segments", type=int, default=32)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    memory.WORTH_RECOMPUTING_BYTES = 0
+    recompute.WORTH_RECOMPUTING_BYTES = 0
     asked = make_micro_batch(options.segments)
     print(
         "| attention | a layer keeps | operators, forward | forward, s | backward, s |\n|---|---|---|---|---|"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from horizonrl.learner.engine import memory
+from horizonrl.learner.engine import recompute
 from horizonrl.learner.engine.model import attention
 from horizonrl.learner.engine.model.model import TokenScorer
 from horizonrl.ops.plan.shapes import ModelShape
@@ -55,7 +55,7 @@ def _scorer(shape: ModelShape, head_width: int, checkpoint: bool) -> TokenScorer
     attention.register()
     lm.set_attn_implementation(attention.IMPLEMENTATION)
     if checkpoint:
-        memory.checkpoint_layers(lm)
+        recompute.checkpoint_layers(lm)
     for parameter in lm.parameters():
         parameter.register_post_accumulate_grad_hook(_free)
     return TokenScorer(lm, head_dtype="bfloat16")

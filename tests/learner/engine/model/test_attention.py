@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor
 
-from horizonrl.learner.engine import memory, step
+from horizonrl.learner.engine import recompute, step
 from horizonrl.learner.engine.api import EngineSettings, StepStats
 from horizonrl.learner.engine.model import attention, model
 from horizonrl.learner.engine.model.attention import PackedSegments, attend
@@ -200,7 +200,7 @@ def steps_of(model_dir: Path, tmp_path: Path) -> tuple[list[StepStats], dict[str
 @pytest.fixture
 def every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers keep their products alone, however small they are: the default on a CPU for models of a real size."""
-    monkeypatch.setattr(memory, "WORTH_RECOMPUTING_BYTES", 0)
+    monkeypatch.setattr(recompute, "WORTH_RECOMPUTING_BYTES", 0)
 
 
 @pytest.mark.usefixtures("every_layer")
@@ -292,7 +292,7 @@ def test_layers_keep_their_products_on_a_cpu_alone(
 @pytest.mark.usefixtures("every_layer")
 def test_windows_leave_packed_scores_those_of_episodes_alone(windowed_model: Path) -> None:
     lm: Any = load_language_model(windowed_model).float().eval()
-    memory.keep_products(lm)
+    recompute.keep_products(lm)
     batch, scorer = make_groups(0, groups=2, group_size=3, prompt=60), TokenScorer(lm)
     micro_batches = pack(batch.traces, 1, 120)[0]
     assert len(micro_batches) > 1 and any(mb.segments_S4[:, 2:].any() for mb in micro_batches)

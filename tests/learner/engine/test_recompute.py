@@ -11,7 +11,7 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from horizonrl.learner.engine import memory
+from horizonrl.learner.engine import recompute
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import head
 from horizonrl.learner.engine.registry import make_engine
@@ -61,7 +61,7 @@ def test_layers_that_keep_their_products_alone_make_the_same_weights(
 ) -> None:
     digests = set()
     for worth in (0, NEVER):
-        monkeypatch.setattr(memory, "WORTH_RECOMPUTING_BYTES", worth)
+        monkeypatch.setattr(recompute, "WORTH_RECOMPUTING_BYTES", worth)
         engine = engines(**settings)
         for batch in (make_batch(0), make_groups(1, groups=3, group_size=4, prompt=60)):
             engine.train_step(batch, 1e-3)
@@ -82,7 +82,7 @@ def test_a_product_that_its_layer_wrote_into_is_computed_again() -> None:
     layer(hidden).sum().backward()
     expected = [parameter.grad for parameter in layer.parameters()]
     layer.zero_grad()
-    first, second = memory._first_and_second_pass()
+    first, second = recompute._first_and_second_pass()
     torch.utils.checkpoint.checkpoint(
         layer.forward, hidden, use_reentrant=False, context_fn=lambda: (first, second)
     ).sum().backward()
@@ -137,9 +137,9 @@ def test_memory_grows_as_an_episode_does(
     engines: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 256 * VOCABULARY * 2)
-    monkeypatch.setattr(memory, "WORTH_RECOMPUTING_BYTES", 0)
+    monkeypatch.setattr(recompute, "WORTH_RECOMPUTING_BYTES", 0)
     engine = engines()
     shorter, longer = peak_bytes(engine, 1024), peak_bytes(engine, 2048)
     assert longer < 2.1 * shorter
-    monkeypatch.setattr(memory, "WORTH_RECOMPUTING_BYTES", NEVER)
+    monkeypatch.setattr(recompute, "WORTH_RECOMPUTING_BYTES", NEVER)
     assert longer < 0.9 * peak_bytes(engine, 2048)
