@@ -47,6 +47,13 @@ DEEPSPEED = [
 """Marks of a test that starts DeepSpeed in its own process."""
 
 
+def on_deepspeed(test: Callable[..., None]) -> Callable[..., None]:
+    """Put these marks on one test of a file that has others."""
+    for mark in DEEPSPEED:
+        test = mark(test)
+    return test
+
+
 def weights_of(engine: RankEngine, path: Path) -> torch.Tensor:
     engine.write_weights(path)
     return torch.cat([tensor.flatten().float() for _, tensor in sorted(load_file(path).items())])

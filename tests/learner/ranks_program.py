@@ -1,6 +1,6 @@
 """One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
 
-A mode is `stages`, `uneven`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank
+A mode is `stages`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank
 (`-r4`), updates of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1, and a reference (`-k1`).
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from horizonrl.learner.algorithm.batch import Batch
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 240.0
+DEADLINE_S = 500.0
 CHUNK = 8
 """Tokens whose logits exist at a time."""
 HEADS = ("tied", "untied")
-"""Models of mode `uneven`, below the directory that it is given."""
+"""Models of mode `stages`, below its directory, that take steps with uneven batches."""
 FIGURES = ("loss", "grad_norm", "trained_tokens", "ess", "reference_kl")
 
 
@@ -81,7 +81,7 @@ def _start(
     # With that of the tests, which may say where this tree is installed.
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, **variables}
-    if mode == "uneven":
+    if mode == "stages":
         # Names the ranks that call different collectives, which would else wait for each other or exchange garbage.
         environment["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     command = [*machine.prefix, sys.executable, __file__, mode, str(model_dir), str(directory)]
@@ -116,9 +116,13 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     if mode == "stages":
         # One after the other in the same processes: most of the time is that of the imports.
         modes = {stage: f"train-z{stage}-k1" for stage in "123"} | {"adapters": "train-z3-k1-r4"}
-        return {name: main(mode, model_dir, directory / name) for name, mode in modes.items()}
-    if mode == "uneven":
-        return {head: uneven_stages(model_dir / head, directory / head) for head in HEADS}
+        return {
+            **{name: main(mode, model_dir, directory / name) for name, mode in modes.items()},
+            **{
+                head: uneven_stages(directory / head, directory / f"{head}-steps") for head in HEADS
+            },
+            "odd": main("resume-z3-k1", directory / "odd-model", directory / "odd"),
+        }
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}

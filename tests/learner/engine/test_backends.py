@@ -15,7 +15,7 @@ from horizonrl.common.errors import CheckpointError, ConfigError, MissingDepende
 from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import BACKENDS, SEVERAL_RANKS, make_engine, require_backend
-from tests.learner.engines import DEEPSPEED, StartEngine, weights_of
+from tests.learner.engines import StartEngine, on_deepspeed, weights_of
 from tests.learner.sections import make_advantage, make_loss
 from tests.learner.traces import demonstrations, make_batch, make_groups
 
@@ -48,13 +48,7 @@ def batches() -> list[Batch]:
     ]
 
 
-def marked(test: Any) -> Any:
-    for mark in DEEPSPEED:
-        test = mark(test)
-    return test
-
-
-@marked
+@on_deepspeed
 @pytest.mark.parametrize("layout", EQUAL)
 def test_torch_and_stage_1_on_one_cpu_rank_are_equal_bit_for_bit(
     start: StartEngine, tmp_path: Path, layout: str
@@ -75,7 +69,7 @@ def test_torch_and_stage_1_on_one_cpu_rank_are_equal_bit_for_bit(
     assert saved[0] == saved[1]
 
 
-@marked
+@on_deepspeed
 @pytest.mark.parametrize("layout", CLOSE)
 def test_torch_and_deepspeed_take_nearly_the_same_steps(
     start: StartEngine, tmp_path: Path, layout: str
@@ -94,7 +88,7 @@ def test_torch_and_deepspeed_take_nearly_the_same_steps(
     assert float(torch.nn.functional.cosine_similarity(*deltas, dim=0)) > 0.99
 
 
-@marked
+@on_deepspeed
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_a_run_may_change_its_backend_at_a_checkpoint(
     start: StartEngine, tmp_path: Path, zero_stage: int

@@ -8,7 +8,8 @@ import pytest
 from horizonrl.common.config.deepspeed import PASSED_OF_ZERO, refuse_unsafe
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
-from tests.learner.engine.test_ranks import KL, in_this_process
+from tests.learner.engine.test_ranks import KL
+from tests.learner.engines import on_deepspeed
 from tests.learner.ranks_program import train
 
 OFFLOADED = {"device": "cpu", "pin_memory": False}
@@ -29,8 +30,7 @@ EACH_STAGE: dict[int, dict[str, Any]] = {
 }
 
 
-@pytest.mark.process
-@in_this_process
+@on_deepspeed
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_offload_and_buckets_make_the_same_weights(
     stage: int, tiny_model: Path, tmp_path: Path

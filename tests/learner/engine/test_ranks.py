@@ -1,7 +1,6 @@
 """One rank and two ranks make the same step; a rank that dies ends the others."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from horizonrl.learner.engine.model.packing import pack
 from horizonrl.learner.engine.ranks import decode_batch, encode_batch
 from horizonrl.learner.engine.registry import make_engine
 from tests.learner.branching import branching_group
+from tests.learner.engines import DEEPSPEED
 from tests.learner.ranks_program import (
     CHUNK,
     FIGURES,
@@ -31,6 +31,8 @@ from tests.learner.ranks_program import (
 )
 from tests.learner.traces import make_batch
 from tests.namespaces import two_machines
+
+pytestmark = [pytest.mark.timeout(600), *(mark for mark in DEEPSPEED if mark.name != "process")]
 
 KL = Objective(reference=ReferenceSection(kl=0.1))
 
@@ -53,24 +55,27 @@ def test_a_batch_crosses_to_the_other_ranks_bit_for_bit(seed: int, traces: int) 
             assert (mine.dtype, mine.tobytes()) == (theirs.dtype, theirs.tobytes())
 
 
-def in_this_process(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that starts an engine without a process of its own."""
-    for category in ("FutureWarning:torch.distributed", "DeprecationWarning:torch"):
-        test = pytest.mark.filterwarnings(f"ignore::{category}")(test)
-    return test
-
-
-@pytest.fixture
-def odd_model(tmp_path: Path) -> Path:
-    """A model whose norms no two ranks can cut into equal parts."""
+def make_odd_model(path: Path) -> Path:
+    """Make a model whose norms no two ranks can cut into equal parts."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": 512, "hidden_size": 33, "intermediate_size": 65, "num_hidden_layers": 2}
     config = LlamaConfig(
         **sizes, num_attention_heads=3, head_dim=32, tie_word_embeddings=True, dtype="bfloat16"
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "odd-model")
-    return tmp_path / "odd-model"
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def make_headed_model(path: Path, *, tied: bool) -> None:
+    """Make a model whose head is its embeddings, or one whose head has its own weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=tied, dtype="bfloat16")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +93,40 @@ class Trained:
 @pytest.fixture(scope="module")
 def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trained]:
     """One rank, at stage 1: without adapters, and with some of rank 4."""
-    trained = {}
-    for lora_rank in (0, 4):
-        settings = EngineSettings(
-            tiny_model, micro_batch_tokens=128, objective=KL, lora_rank=lora_rank
-        )
-        directory = tmp_path_factory.mktemp("alone")
-        trained[lora_rank] = Trained(train(make_engine(settings), directory), directory)
-    return trained
+    return {
+        rank: train_alone(tiny_model, tmp_path_factory.mktemp("alone"), lora_rank=rank)
+        for rank in (0, 4)
+    }
+
+
+def train_alone(model_dir: Path, directory: Path, lora_rank: int = 0) -> Trained:
+    settings = EngineSettings(model_dir, micro_batch_tokens=128, objective=KL, lora_rank=lora_rank)
+    return Trained(train(make_engine(settings), directory), directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What two processes did one after the other, at each stage and with adapters; rank 0 prints what is in `said`."""
+
+    said: dict[str, Any]
+    directory: Path
+    odd: Trained
+    """One rank's steps with the odd model, whose checkpoint two ranks have resumed from."""
+
+    def trained(self, name: str) -> Trained:
+        return Trained(self.said[name], self.directory / name)
 
 
 @pytest.fixture(scope="module")
-def stages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
-    """Two ranks, at each stage and with adapters, in the same two processes."""
+def stages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stages:
     directory = tmp_path_factory.mktemp("together")
+    (directory / "odd").mkdir()
+    odd = train_alone(make_odd_model(directory / "odd-model"), directory / "odd")
+    for head in HEADS:
+        make_headed_model(directory / head, tied=head == "tied")
     leader, follower = run_program("stages", tiny_model, directory, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
-    return {name: Trained(leader[name], directory / name) for name in ("1", "2", "3", "adapters")}
+    return Stages(leader, directory, odd)
 
 
 def assert_same_steps(
@@ -127,25 +149,25 @@ def assert_same_steps(
 
 
 @pytest.mark.process
-@in_this_process
 @pytest.mark.parametrize("stage", ["1", "2", "3", "adapters"])
 def test_two_ranks_make_the_steps_of_one(
-    stage: str, alone: dict[int, Trained], stages: dict[str, Trained], tiny_model: Path
+    stage: str, alone: dict[int, Trained], stages: Stages, tiny_model: Path
 ) -> None:
-    assert_same_steps(alone[4 if stage == "adapters" else 0], stages[stage], tiny_model)
+    expected = alone[4 if stage == "adapters" else 0]
+    assert_same_steps(expected, stages.trained(stage), tiny_model)
 
 
 @pytest.mark.process
 def test_two_machines_make_the_weights_of_two_ranks_on_one(
-    stages: dict[str, Trained], tiny_model: Path, tmp_path: Path
+    stages: Stages, tiny_model: Path, tmp_path: Path
 ) -> None:
     """At stage 3, which sends the most."""
     with two_machines() as machines:
         apart, there = run_program("train-z3-k1", tiny_model, tmp_path, 2, machines)
     assert (apart["rc"], there["rc"]) == (0, 0), (apart, there)
     assert apart["repeats"], "a step after `load` made other weights than before"
-    assert apart["digest"] == stages["3"].figures["digest"]
-    assert apart["grad_norm"] == stages["3"].figures["grad_norm"]
+    assert apart["digest"] == stages.said["3"]["digest"]
+    assert apart["grad_norm"] == stages.said["3"]["grad_norm"]
 
 
 @pytest.mark.slow
@@ -163,38 +185,21 @@ def test_two_ranks_make_the_updates_of_one_with_a_critic(tiny_model: Path, tmp_p
     assert_same_steps(*trained, tiny_model, close=3e-2)
 
 
-@pytest.fixture
-def headed_models(tmp_path: Path) -> Path:
-    """Return the directory of two models: the head of one is its embeddings, that of the other has its own weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    for name in HEADS:
-        config = LlamaConfig(
-            **sizes, num_attention_heads=2, tie_word_embeddings=name == "tied", dtype="bfloat16"
-        )
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "models" / name)
-    return tmp_path / "models"
-
-
 @pytest.mark.process
 def test_ranks_with_other_numbers_of_chunks_take_part_in_the_same_collectives(
-    headed_models: Path, tmp_path: Path
+    stages: Stages,
 ) -> None:
     """In the steps, in the scoring pass of policy and critic, and in that of the reference."""
     plans = [pack(batch.traces, 2, 128) for batch in uneven_batches()]
     tokens = [[len(micro_batch.trained_N) for (micro_batch,) in plan] for plan in plans]
     assert [sorted(-(-each // CHUNK) for each in both) for both in tokens] == [[2, 5], [0, 5]]
-    leader, follower = run_program("uneven", headed_models, tmp_path, ranks=2)
-    assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
     for head in HEADS:
-        first, third = (leader[head][stage] for stage in "13")
+        first, third = (stages.said[head][stage] for stage in "13")
         for name in FIGURES:
             assert third[name] == pytest.approx(first[name], rel=1e-4, nan_ok=True), (head, name)
-        weights = [load_file(tmp_path / head / stage / "weights.safetensors") for stage in "13"]
-        names = set(load_file(headed_models / head / "model.safetensors"))
+        made = stages.directory / f"{head}-steps"
+        weights = [load_file(made / stage / "weights.safetensors") for stage in "13"]
+        names = set(load_file(stages.directory / head / "model.safetensors"))
         assert set(weights[0]) == set(weights[1]) == names, "the head has no second name"
 
 
@@ -217,12 +222,11 @@ def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> 
 
 
 @pytest.mark.process
-@in_this_process
 @pytest.mark.parametrize("stage", "13")
 def test_a_checkpoint_of_two_ranks_resumes_on_one(
-    stage: str, stages: dict[str, Trained], tiny_model: Path, tmp_path: Path
+    stage: str, stages: Stages, tiny_model: Path, tmp_path: Path
 ) -> None:
-    together = stages[stage]
+    together = stages.trained(stage)
     shutil.copytree(together.directory / "checkpoint", tmp_path / "checkpoint")
     engine = make_engine(
         EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128, objective=KL)
@@ -231,9 +235,8 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(
 
 
 @pytest.mark.process
-@in_this_process
-def test_adapters_of_two_ranks_resume_on_one(stages: dict[str, Trained], tiny_model: Path) -> None:
-    together = stages["adapters"]
+def test_adapters_of_two_ranks_resume_on_one(stages: Stages, tiny_model: Path) -> None:
+    together = stages.trained("adapters")
     engine = make_engine(
         EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128, objective=KL, lora_rank=4)
     )
@@ -244,14 +247,8 @@ def test_adapters_of_two_ranks_resume_on_one(stages: dict[str, Trained], tiny_mo
 
 
 @pytest.mark.process
-@in_this_process
-def test_a_checkpoint_of_one_rank_resumes_on_two(odd_model: Path, tmp_path: Path) -> None:
-    figures = train(
-        make_engine(EngineSettings(odd_model, micro_batch_tokens=128, objective=KL)), tmp_path
-    )
-    leader, follower = run_program("resume-z3-k1", odd_model, tmp_path, ranks=2)
-    assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
-    assert_resumed(Trained(figures, tmp_path), leader, tmp_path)
+def test_a_checkpoint_of_one_rank_resumes_on_two(stages: Stages) -> None:
+    assert_resumed(stages.odd, stages.said["odd"], stages.directory / "odd")
 
 
 @pytest.mark.process

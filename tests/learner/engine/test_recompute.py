@@ -16,7 +16,7 @@ from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import head
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.ops.bench.memory import episode
-from tests.learner.engines import DEEPSPEED
+from tests.learner.engines import on_deepspeed
 from tests.learner.traces import make_batch, make_groups
 
 VOCABULARY, WIDEST = 512, 256
@@ -43,13 +43,7 @@ def engines(tiny_model: Path) -> Iterator[Callable[..., Any]]:
         engine.close()
 
 
-def marked(test: Any) -> Any:
-    for mark in DEEPSPEED:
-        test = mark(test)
-    return test
-
-
-@marked
+@on_deepspeed
 @pytest.mark.parametrize(
     "settings", [{}, {"backend": "deepspeed"}, {"lora_rank": 4}], ids=["torch", "deepspeed", "lora"]
 )
