@@ -1,8 +1,8 @@
 """`python -m tests.faults chaos`: kill, stop, delay and repeat at random, then see that nothing is lost or done twice.
 
 A seeded plan (`plan.py`, `storm.py`) disturbs a real run of every role. The run then finishes by itself and is judged
-by what it left behind (`verdict.py`). Last, `horizonrl history replay` trains the same log once more without any
-disturbance and has to get the same weights in every step.
+by what it left behind (`ops/history/verify.py`). Last, `horizonrl history replay` trains the same log once more without
+any disturbance and has to get the same weights in every step.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import last_lines
 from horizonrl.common.processes import Child, horizonrl_command
 from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES
+from horizonrl.ops.history.verify import Verdict, gather, judge
 from horizonrl.ops.rundir.lines import read_lines
 from horizonrl.ops.terminal.console import plain_console
 from tests.faults.cluster import Cluster, cluster, workplace
 from tests.faults.damage import MOST_STEPS
 from tests.faults.plan import make_plan
 from tests.faults.storm import Storm
-from tests.faults.verdict import Verdict, gather, judge
 from tests.faults.witness import Witness
 
 LAST_STEPS = 10

@@ -25,6 +25,11 @@ def add(commands: Commands) -> None:
     _add_checkout(verbs)
     _add_fork(verbs)
     _add_revert(verbs)
+    description = (
+        "Check the ledger of a finished run against its whole log. "
+        "Exit code 1: a ticket was lost, doubled or trained too late, or the two disagree."
+    )
+    add_run_dir(verbs.add("verify", description, _verify))
 
 
 def _add_lineage(verbs: Commands) -> None:
@@ -150,3 +155,9 @@ def _revert(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.history.fork import ForkRequest, revert
 
     return revert(make_request(ForkRequest, arguments, overrides=overrides), arguments.words)
+
+
+def _verify(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.verify import verify
+
+    return verify(arguments.run_dir, overrides)

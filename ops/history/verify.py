@@ -1,4 +1,4 @@
-"""The verdict on a run: does every ticket have exactly one end, and does training keep its bounds?
+"""`horizonrl history verify`: does every ticket of a run have exactly one end, and did training keep its bounds?
 
 It checks three invariants of docs/invariants.md: "Conservation", "Bounded staleness" and "Exactly once". The evidence
 is the ledger, the evaluations, the group log and the ticket stream; no counter that a role kept is trusted. The log
@@ -8,20 +8,31 @@ If the broker's store went back, `lineages.jsonl` says from which step on the lo
 that step from entries that the log no longer holds cannot be compared with it; its tickets still end exactly once.
 """
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from horizonrl.broker.api import Transport
+from horizonrl.broker.api import Stream, Transport
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import Group, Kind
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.types import TRAINED, Group, Kind
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules, scheduled_turns
+from horizonrl.learner.records.replay import ENTRY_WAIT_S
+from horizonrl.ops.history.lineage import ledger_files
+from horizonrl.ops.history.replay import open_log
+from horizonrl.ops.rundir.directory import check_broker_named, read_config
+from horizonrl.ops.rundir.view import RunView
 
-TRAINED, EVALUATED, VOID = "trained", "evaluated", "void"
-READ_S = 30.0
+EVALUATED, VOID = "evaluated", "void"
+FIXED = ("horizon.", "imitation.steps", "rl.max_staleness", "run.name", "run.seed")
+"""Keys that begin with these decide what is right, so a run that changed one is judged by no single config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +127,42 @@ class Verdict:
         ]
 
 
+def verify(run_dir: Path, overrides: Sequence[str]) -> int:
+    """Print the verdict on a finished run; return 1 if something is wrong with it, else 0."""
+    configure_logs(run=run_dir.name, role="verify")
+    config, files = read_config(run_dir, overrides), ledger_files(run_dir)
+    check_broker_named(config, run_dir, overrides)
+    if not RunView.read(run_dir, config, files).finished:
+        raise ConfigError(f"{run_dir} is not finished: its open tickets have no end yet")
+    for start in files.lineages:
+        for key in start.get("changed", {}):
+            if key.startswith(FIXED):
+                raise ConfigError(
+                    f"{run_dir} changed {key} at step {start['from_step']}, and a run is judged by one config: "
+                    "verify one that kept it, such as the run that a fork began with"
+                )
+
+    async def evidence() -> Evidence:
+        async with open_log(run_dir, config) as transport:
+            first = (await transport.extent(Stream.GROUPS)).first_sequence
+            if first > 1:
+                raise ConfigError(
+                    f"the log of {run_dir} begins with entry {first}, and the verdict needs all of it: train with "
+                    "learner.keep_log = true"
+                )
+            return await gather(config, files.ledger, transport, files.evals, files.lineages)
+
+    verdict = judge(asyncio.run(evidence()))
+    issued = sum(verdict.issued.values())
+    dropped = sum(verdict.dropped.values())
+    print(
+        f"{issued} tickets issued = {verdict.trained} trained + {verdict.evaluated} evaluated + {dropped} dropped + "
+        f"{verdict.void} void, in {verdict.steps} steps of {verdict.lineages} lineages"
+    )
+    print("\n".join(verdict.findings) or "nothing lost, doubled or too stale; ledger and log agree")
+    return int(bool(verdict.findings))
+
+
 async def gather(
     config: RunConfig,
     ledger: Sequence[Mapping[str, Any]],
@@ -124,12 +171,14 @@ async def gather(
     lineages: Sequence[Mapping[str, Any]] = (),
 ) -> Evidence:
     """Read the whole group log and the ticket stream."""
-    group_log = GroupLog(transport)
-    end = await group_log.end()
+    signer = TicketSigner.load(transport.run, config.broker.ticket_key)
+    group_log = GroupLog(transport, signer)
+    position, end = 0, await group_log.end()
     reader = await group_log.read(after=0)
     entries: dict[int, Entry] = {}
-    while max(entries, default=0) < end and (entry := await reader.next(READ_S)) is not None:
-        entries[entry.sequence] = entry
+    while position < end and (entry := await reader.next(ENTRY_WAIT_S)) is not None:
+        position = entry.sequence
+        entries[position] = entry
     await reader.close()
     issued = dict.fromkeys(Kind, 0)
     for _, ticket in await TicketQueue(
@@ -206,9 +255,7 @@ def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     config, before = evidence.config, Counter[str]()
     schedule, adaptive = config.horizon, _adaptive_turns(evidence)
     # In the order of issue, which is that of the schedule. Actors end tickets in any order.
-    for end, group in sorted(
-        _train_groups(evidence, ends), key=lambda found: found[1].ticket.number
-    ):
+    for end, group in sorted(_train_groups(evidence, ends), key=lambda pair: pair[1].ticket.number):
         ticket, env_id = group.ticket, group.ticket.task.env_id
         step = ticket.issued_at_version.version - config.imitation.steps
         if schedule.kind == "adaptive":
@@ -286,12 +333,15 @@ def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]
         ended_at.setdefault(end.ticket_id, end.sequence)
         entry = evidence.log.get(end.sequence)
         if not evidence.holds(end) and not evidence.is_cut(end):
-            found = "nothing" if entry is None else str(ticket_of(entry))
-            yield f"step {end.step} ends {end.ticket_id} by sequence {end.sequence}, where the log holds {found}"
+            held = "nothing" if entry is None else str(ticket_of(entry))
+            yield f"step {end.step} ends {end.ticket_id} by sequence {end.sequence}, where the log holds {held}"
         if parsed(end.ticket_id)[1] >= evidence.issued[parsed(end.ticket_id)[0]]:
             yield f"step {end.step} ends {end.ticket_id}, which was never issued"
     cursor = evidence.ledger[-1]["cursor"] if evidence.ledger else 0
-    sequences, repeats = {end.sequence for end in ends if not evidence.is_cut(end)}, 0
+    sequences = {end.sequence for end in ends if not evidence.is_cut(end)}
+    # What would have ended a ticket before it was issued was passed over.
+    sequences |= {sequence for line in evidence.ledger for sequence in line.get("never_issued", ())}
+    repeats = 0
     for sequence, entry in evidence.log.items():
         if sequence in sequences:
             continue

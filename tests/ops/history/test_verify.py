@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from horizonrl.broker.api import Stream
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind, StopReason, Task, Void
+from horizonrl.ops.cli.main import main
+from horizonrl.ops.history.verify import Evidence, gather, judge
 from tests.faults.damage import flip
-from tests.faults.verdict import Evidence, gather, judge
+from tests.ops.history import runs
 from tests.records import make_group
 
 CONFIG = RunConfig.load(
@@ -334,3 +337,25 @@ def test_a_flipped_bit_is_one_of_the_weights(tmp_path: Path, name: str) -> None:
             place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new
         ]
         assert changed == ([0] if name == "hash" else [len(before) - 1])
+
+
+def test_a_finished_run_is_verified_from_its_directory_and_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.record(tmp_path / "verified")
+    run_dir = str(run.config.run_dir)
+    assert main(["history", "verify", run_dir]) == 0
+    assert "too stale; ledger and log agree" in capsys.readouterr().out
+    lines = run.ledger()
+    lines[-1]["trained"][0] = lines[-2]["trained"][0]
+    ledger = run.config.run_dir / "ledger.jsonl"
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["history", "verify", run_dir]) == 1
+    shown = capsys.readouterr().out
+    assert "doubled: " in shown and "lost: " in shown
+    assert main(["history", "verify", run_dir, f"--rl.steps={runs.RECORDED}"]) == 2
+    assert "is not finished" in capsys.readouterr().err
+    first = run.server.runs["run"].streams[Stream.GROUPS]
+    first.remove(1)
+    assert main(["history", "verify", run_dir]) == 2
+    assert "begins with entry 2" in capsys.readouterr().err
