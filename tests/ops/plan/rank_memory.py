@@ -1,4 +1,4 @@
-"""Ranks of a learner that count their tensors: `python rank_memory.py MODEL_DIR...` prints the bytes of each stage."""
+"""Ranks of a learner that count their tensors: `python rank_memory.py MODEL_DIR` prints the bytes of each stage."""
 
 import gc
 import json
@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ ZERO = {
 """As far below the model as DeepSpeed's own sizes are below a large one."""
 
 
-def counted(model_dirs: Sequence[Path], ranks: int) -> dict[str, Any]:
-    """Return what rank 0 of `ranks` counted, by the model's directory and the stage."""
+def counted(model_dir: Path, ranks: int) -> dict[str, Any]:
+    """Return what rank 0 of `ranks` counted, by the stage."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -38,7 +37,7 @@ def counted(model_dirs: Sequence[Path], ranks: int) -> dict[str, Any]:
     for rank in range(ranks):
         _, variables = place(rank, HERE, (HERE,) * ranks, port)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-        command = [sys.executable, __file__, *map(str, model_dirs)]
+        command = [sys.executable, __file__, str(model_dir)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))
     try:
@@ -52,7 +51,7 @@ def counted(model_dirs: Sequence[Path], ranks: int) -> dict[str, Any]:
     return figures
 
 
-def main(model_dirs: Sequence[str]) -> dict[str, Any]:
+def main(model_dir: Path) -> dict[int, Any]:
     import torch.distributed as dist
 
     from tests.ops.plan.live_bytes import LiveBytes
@@ -69,10 +68,7 @@ def main(model_dirs: Sequence[str]) -> dict[str, Any]:
             live.phase = phase
 
     dist.reduce_scatter_tensor = scatter_apart
-    return {
-        model: {stage: count(live, Path(model), stage) for stage in range(4)}
-        for model in model_dirs
-    }
+    return {stage: count(live, model_dir, stage) for stage in range(4)}
 
 
 def count(live: Any, model_dir: Path, stage: int) -> dict[str, Any]:
@@ -117,4 +113,4 @@ def batch(ranks: int) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1:])))
+    print(json.dumps(main(Path(sys.argv[1]))))
