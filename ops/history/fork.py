@@ -210,8 +210,8 @@ def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
         )
     name = request.name or f"{before.run.name}-{suffix or step}"
     keys = [f"--run.name={name}", f"--run.root={run_dir.parent}"]
-    # `train` had started its broker, and starts one for the new run.
-    if (run_dir / NATS).is_dir():
+    # `train` had started its broker, and starts one for the new run. A cluster goes on and serves both.
+    if (run_dir / NATS).is_dir() and not list((run_dir / NATS).glob("server-*")):
         keys += ["--broker.url=none", "--broker.shared_files=false"]
     config = read_config(run_dir, [*keys, *request.overrides])
     check_broker_named(config, run_dir, request.overrides)

@@ -1,6 +1,7 @@
 """Runs that go on from another one: with its log, without some groups of it, and with new groups and another recipe."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from horizonrl.broker.memory import MemoryServer
 from horizonrl.common.types import Group, Void
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.history.fork import matches
+from horizonrl.ops.history.fork import ForkRequest, _begin, matches
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import MortalTransport, World
@@ -139,6 +140,17 @@ def test_a_fork_that_is_not_possible_says_what_is(
     assert "did you mean ticket?" in capsys.readouterr().err
     assert history(first, "revert", "--groups", "text=*never said*") == 2
     assert "has text=*never said*" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "own"), [("nats/jetstream", True), ("nats/server-0", False)])
+def test_a_fork_has_a_broker_of_its_own_unless_a_cluster_serves_the_run(
+    folder: str, own: bool, first: World
+) -> None:
+    run_dir = first.config.run_dir
+    (run_dir / folder).mkdir(parents=True)
+    config = _begin(ForkRequest(run_dir, "served", ()), START).config
+    shutil.rmtree(run_dir / "nats")
+    assert config.broker.url == (None if own else first.config.broker.url)
 
 
 def test_a_group_is_matched_by_all_that_is_asked(first: World) -> None:
