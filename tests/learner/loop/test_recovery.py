@@ -455,7 +455,7 @@ def test_a_learner_that_is_cancelled_as_its_checkpoint_begins_ends_as_cancelled(
             lives[0].cancel()
         return written
 
-    monkeypatch.setattr(World, "_learn", learn)
+    monkeypatch.setattr(World, "learn", learn)
     monkeypatch.setattr(EngineThread, "begin_save", begin_save)
     asyncio.run(world.run())
     assert len(lives) == 2
