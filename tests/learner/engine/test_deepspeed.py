@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import numpy as np
 import pytest
 import torch
@@ -122,8 +123,6 @@ def test_the_step_does_not_depend_on_sharing_prompts(start: StartEngine, tmp_pat
 def test_at_stage_3_the_model_is_partitioned_before_deepspeed_moves_it_to_the_device(
     start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import deepspeed  # not above: every worker would import it
-
     initialize, elements = deepspeed.initialize, []
 
     def spy(model: torch.nn.Module, **settings: Any) -> Any:
