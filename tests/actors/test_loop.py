@@ -251,7 +251,7 @@ def test_an_actor_ends_when_the_code_of_an_environment_fails_from_the_start(
         assert ended.group_contains(
             ConfigError,
             match=r"no episode of echo went well.* AnswersATuple\.step returned a tuple; by contract "
-            r"it is a Step\(observation, reward, terminated\) at \S+/test_loop\.py:\d+ \(echo.*Mend it",
+            r"it is a Step\(observation, reward, terminated\) at /.+/test_loop\.py:\d+ \(echo.*Mend it",
         )
         assert DEFECTS_TRIED <= AnswersATuple.played <= DEFECTS_TRIED + 4  # of those under way
         assert loop.metrics.value("tickets_given_back_total", reason="failed") >= 1

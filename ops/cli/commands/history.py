@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
     _add_replay(verbs)
     _add_diff(verbs)
     _add_checkout(verbs)
+    _add_bisect(verbs)
     _add_fork(verbs)
     _add_revert(verbs)
     description = (
@@ -114,6 +115,29 @@ def _checkout(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.history.checkout import check_out
 
     return check_out(arguments.run_dir, arguments.version, arguments.out, overrides)
+
+
+def _add_bisect(verbs: Commands) -> None:
+    description = (
+        "Find the first version that shows a behaviour. "
+        "A test is a shell command that ends with 1 if a version shows it and with 0 if not."
+    )
+    bisect = verbs.add("bisect", description, _bisect)
+    add_run_dir(bisect)
+    text = "the test; {model} is a version's directory, {episodes} the file it was trained on, {version} its number"
+    option(bisect, "--test", "COMMAND", text, dest="command", required=True)
+    option(
+        bisect, "--without", "N", "a version that does not show it; the first by default", type=int
+    )
+    option(bisect, "--shown", "N", "a version that shows it; the last by default", type=int)
+    text = "share of tests that answer wrongly; versions are tested again until 95 % is reached"
+    option(bisect, "--noise", "SHARE", text, type=float, default=0.0)
+
+
+def _bisect(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.bisect import BisectRequest, bisect
+
+    return bisect(make_request(BisectRequest, arguments, overrides=overrides))
 
 
 def _add_fork(verbs: Commands) -> None:

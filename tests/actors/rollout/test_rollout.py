@@ -220,7 +220,7 @@ def test_an_answer_of_another_form_breaks_the_episode_and_is_named(
     episode = play(environment, policy=SayingPolicy(CHAT, max_context_tokens=10**6))
     assert episode.stop is StopReason.ENV_ERROR
     assert said in (episode.error or "")
-    assert re.search(r" at \S+/test_rollout\.py:\d+ \(echo task 'say'", episode.error or "")
+    assert re.search(r" at /.+/test_rollout\.py:\d+ \(echo task 'say'", episode.error or "")
 
 
 class Silent(TurnEnvironment[str]):
@@ -255,7 +255,7 @@ class Unpacked(Echo):
     ("environment", "said"),
     [
         (Silent(), r"Silent\.follow returned None; by contract it is a Step\(.*\.py:\d+"),
-        (Unpacked(), r"TypeError: .*positional argument.* at \S+/test_rollout\.py:\d+"),
+        (Unpacked(), r"TypeError: .*positional argument.* at /.+/test_rollout\.py:\d+"),
     ],
 )
 def test_a_defect_that_our_code_meets_has_the_line_of_the_method_or_the_class(
