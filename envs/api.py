@@ -108,7 +108,7 @@ class Environment(Protocol):
         """Answer the agent's text. If it names no valid action, the observation says so.
 
         Every text is a legal input: none raises, and none takes long, because other episodes wait in the same event
-        loop. Rollouts and servers pass on at most `bounds.MAX_REPLY_CHARS` characters.
+        loop. Rollouts and servers pass on at most `text_limits.MAX_REPLY_CHARS` characters.
         Raises EnvironmentFailure before `reset` and after the end, so that a reward is paid only once.
         """
 

@@ -105,6 +105,9 @@ def serving(completions: Completions) -> Iterator[Completions]:
         completions.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         ready.set()
         await over.wait()
+        await asyncio.sleep(
+            0.1
+        )  # a connection that is being accepted is none that `cleanup` closes
         await runner.cleanup()
 
     def run() -> None:

@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -62,6 +64,19 @@ def pytest_sessionfinish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the longest files begin, so that none of them is left alone at the end (with --no-loadscope-reorder)."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loggers_are_configured_anew() -> Iterator[None]:
+    """Cache no logger: one that an earlier test configured would write past a later test's `capture_logs`."""
+    configure = structlog.configure
+
+    def uncached(**settings: Any) -> None:
+        configure(**settings | {"cache_logger_on_first_use": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structlog, "configure", uncached)
+        yield
 
 
 @pytest.fixture(autouse=True)

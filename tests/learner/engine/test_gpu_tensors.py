@@ -12,7 +12,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor
 
-from horizonrl.learner.engine import host_memory, memory
+from horizonrl.learner.engine import host_memory, recompute
 from horizonrl.learner.engine.model import attention, head, lora
 from horizonrl.learner.engine.model.packing import Segment
 from horizonrl.learner.engine.transfer import to_device
@@ -162,5 +162,5 @@ def test_freed_memory_is_given_back_where_activations_are_mallocs(
 ) -> None:
     given_back: list[int] = []
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=given_back.append))
-    memory.give_back_freed(device)
+    recompute.give_back_freed(device)
     assert given_back == trimmed

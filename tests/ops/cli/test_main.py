@@ -138,11 +138,7 @@ def test_what_is_not_installed_is_named_with_its_cure(
 ) -> None:
     """A light install exports nothing: `huggingface_hub` comes with the engines."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for name in [
-        name
-        for name in sys.modules
-        if name == "horizonrl.ops.publish.card" or name == "horizonrl.ops.publish.dataset"
-    ]:
+    for name in [name for name in sys.modules if name.startswith("horizonrl.ops.publish.")]:
         monkeypatch.delitem(sys.modules, name)
     for command in (["export", str(tmp_path), "out"], ["dataset", str(tmp_path), "out"]):
         assert main(command) == 2
