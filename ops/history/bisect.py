@@ -61,10 +61,10 @@ def bisect(request: BisectRequest) -> int:
             raise ConfigError(
                 f"version {version} {said} it: choose other ends (--without, --shown)"
             )
-    found = first_shown(span, shows)
-    print(f"version {found} is the first that shows it")
+    begin = first_shown(span, shows)
+    print(f"version {begin} is the first that shows it")
     print(
-        f"what it was made of: horizonrl history lineage {shlex.quote(str(run_dir))} --version {found}"
+        f"what it was made of: horizonrl history lineage {shlex.quote(str(run_dir))} --version {begin}"
     )
     return 0
 
