@@ -81,8 +81,10 @@ def loggers_are_configured_anew() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def logs_end_with_their_test() -> Iterator[None]:
-    """Remove the handler that a command has configured: its stream is the test's, and closed after it."""
+    """Undo what a command has configured: its stream is the test's, and closed after it."""
     yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
     for handler in logging.getLogger().handlers[:]:
         if type(handler) is logging.StreamHandler:
             logging.getLogger().removeHandler(handler)
