@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex, token_urlsafe
+from typing import TypeVar
 
 from horizonrl.actors.chat.messages import ChatMessage
 from horizonrl.actors.chat.template import ChatTemplate
@@ -34,6 +35,7 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import StopReason, Ticket, VersionSpan
 
 log = get_logger()
+T = TypeVar("T")
 
 MOST_IN_FLIGHT = 64
 """Calls of one episode at once. One more is answered with 429, which clients try again."""
@@ -143,25 +145,23 @@ class Session:
         limit, chars = self.policy.max_context_tokens, _chars(request)
         if chars <= LIKELY_CHARS * limit:
             return
-        async with self._counting:  # in one thread per episode
-            try:
-                overflows = await asyncio.to_thread(
-                    self.chat.overflows, request.messages, request.tools, limit
-                )
-            except ConfigError as error:
-                raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
-        if overflows:
+        if await self._in_thread(self.chat.overflows, request, limit):
             message = f"the conversation has {chars} characters: more than the {limit} tokens of the context hold"
             raise self._refused(_too_long(message))
 
     async def count_tokens(self, request: CallRequest) -> int:
         """Return how many tokens the prompt of a call has that continues nothing. Raises CallRefused."""
+        return len(await self._in_thread(self.chat.render, request))
+
+    async def _in_thread(
+        self, render: Callable[..., T], request: CallRequest, *arguments: int
+    ) -> T:
+        """Render a request outside the event loop, in one thread per episode. Raises CallRefused."""
         async with self._counting:
             try:
-                ids = await asyncio.to_thread(self.chat.render, request.messages, request.tools)
+                return await asyncio.to_thread(render, request.messages, request.tools, *arguments)
             except ConfigError as error:
-                raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
-        return len(ids)
+                raise _unrenderable(error) from None
 
     async def close(self) -> None:
         """Serve nothing more; end what is being sampled."""
@@ -217,7 +217,7 @@ class Session:
             raise self._refused(CallRefused(400, "too_many_branches", str(error))) from None
         except ConfigError as error:
             self.graph.release(sample)
-            raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
+            raise _unrenderable(error) from None
         except BaseException:
             self.graph.release(sample)
             raise
@@ -366,6 +366,10 @@ def _chars(request: CallRequest) -> int:
 
 def _unavailable(error: PolicyFailure) -> CallRefused:
     return CallRefused(503, "engine_failed", f"the inference engine failed this call: {error}")
+
+
+def _unrenderable(error: ConfigError) -> CallRefused:
+    return CallRefused(400, "invalid_conversation", str(error), "messages")
 
 
 def _too_long(message: str) -> CallRefused:

@@ -7,6 +7,7 @@ checked, so that an error names the function's file and line instead of showing 
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from horizonrl.common.config.objective import (
     OwnLoss,
     OwnReward,
 )
+from horizonrl.common.config.section import Section
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.plugins import attributed, definition, load_function
 from horizonrl.common.types import Episode
@@ -46,9 +48,13 @@ def require_functions(objective: Objective) -> None:
 
 
 def _load(settings: OwnSection) -> Callable[..., Any]:
-    key, *parameters = PARAMETERS[type(settings)]
-    options, keys = settings.options, type(settings).model_fields
-    return load_function(key, settings.kind, *parameters, options=options, keys=keys)
+    return _load_once(type(settings), settings.kind, tuple(settings.options))
+
+
+@cache
+def _load_once(section: type[Section], path: str, options: tuple[str, ...]) -> Callable[..., Any]:
+    key, *parameters = PARAMETERS[section]
+    return load_function(key, path, *parameters, options=options, keys=section.model_fields)
 
 
 def _call(settings: OwnSection, *arguments: Any) -> Any:

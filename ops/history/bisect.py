@@ -51,7 +51,9 @@ def bisect(request: BisectRequest) -> int:
     lead = lead_for(request.noise, math.ceil(math.log2(len(span))) + 2)
 
     def shows(version: int) -> bool:
-        answer = decide(lambda: _test(request, version), lead)
+        with scratch() as folder:
+            command = _command(request, version, folder)
+            answer = decide(lambda: _test(command, version), lead)
         print(f"version {version}: {'shown' if answer else 'not shown'}")
         return answer
 
@@ -97,24 +99,25 @@ def decide(ask: Callable[[], bool], lead: int) -> bool:
     return balance > 0
 
 
-def _test(request: BisectRequest, version: int) -> bool:
-    episodes = request.run_dir / EPISODES / f"step-{version:06d}.jsonl"
-    with scratch() as folder:
-        values = {"{version}": str(version)}
-        if "{model}" in request.command:
-            values["{model}"] = shlex.quote(str(folder / "model"))
-            if check_out(request.run_dir, version, folder / "model", request.overrides):
-                raise RunFailed(f"version {version} of {request.run_dir} cannot be made")
-        if "{episodes}" in request.command:
-            values["{episodes}"] = shlex.quote(str(episodes))
-            if not episodes.is_file():
-                raise ConfigError(
-                    f"{episodes} is not kept (learner.keep_episodes_bytes): choose a later --without"
-                )
-        command = request.command
-        for name, value in values.items():
-            command = command.replace(name, value)
-        code = subprocess.run(command, shell=True, check=False).returncode
+def _command(request: BisectRequest, version: int, folder: Path) -> str:
+    """Return the test of a version, whose weights are made in `folder` if it names them."""
+    model, episodes = folder / "model", request.run_dir / EPISODES / f"step-{version:06d}.jsonl"
+    if "{model}" in request.command and check_out(
+        request.run_dir, version, model, request.overrides
+    ):
+        raise RunFailed(f"version {version} of {request.run_dir} cannot be made")
+    if "{episodes}" in request.command and not episodes.is_file():
+        raise ConfigError(
+            f"{episodes} is not kept (learner.keep_episodes_bytes): choose a later --without"
+        )
+    command = request.command
+    for name, value in {"version": version, "model": model, "episodes": episodes}.items():
+        command = command.replace(f"{{{name}}}", shlex.quote(str(value)))
+    return command
+
+
+def _test(command: str, version: int) -> bool:
+    code = subprocess.run(command, shell=True, check=False).returncode
     if code not in (ABSENT, PRESENT):
         raise RunFailed(
             f"the test of version {version} ended with {code}, which says nothing: 1 if the behaviour is shown, 0 if "
