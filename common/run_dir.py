@@ -51,6 +51,11 @@ _WRITTEN = {
 """By folder, what the learner writes there."""
 
 
+def episode_file(run_dir: Path, kind: str, step: int) -> Path:
+    """Return where the episodes of a `step`, or of an `eval`, are kept."""
+    return run_dir / EPISODES / f"{kind}-{step:06d}.jsonl"
+
+
 def episode_files(run_dir: Path, *kinds: str) -> list[Path]:
     """Return the files of episodes of `kinds`, `step` and `eval`, by step: names alone would put evaluations first."""
     matches = [

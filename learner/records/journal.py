@@ -28,6 +28,7 @@ from horizonrl.common.run_dir import (
     LEDGER,
     LINEAGES,
     METRICS,
+    episode_file,
     episode_files,
 )
 from horizonrl.common.types import Group
@@ -108,7 +109,7 @@ class Journal:
 
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
         """Keep a step's episodes for readers: their text, and the id, logprob and version of each generated token."""
-        path = self._episodes / f"step-{step:06d}.jsonl"
+        path = episode_file(self._run_dir, "step", step)
         # Complete or not there, since the step is in the ledger by now. Not durable: nothing is resumed from it, and a
         # step that is trained again overwrites its own.
         with atomic_write(path) as incoming, incoming.open("w", encoding="utf-8") as file:
@@ -118,7 +119,7 @@ class Journal:
 
     def write_held_out(self, step: int, group: Group) -> None:
         """Keep a group that was evaluated during `step`. Old files make room for it, but never the first one."""
-        path = self._episodes / f"eval-{step:06d}.jsonl"
+        path = episode_file(self._run_dir, "eval", step)
         if not path.exists():
             self._make_room()
         with path.open("a", encoding="utf-8") as file:

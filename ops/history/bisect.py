@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError, RunFailed
-from horizonrl.common.run_dir import EPISODES
+from horizonrl.common.run_dir import episode_file
 from horizonrl.common.scratch import scratch
 from horizonrl.ops.history.checkout import check_out
 from horizonrl.ops.history.lineage import ledger_files
@@ -101,7 +101,7 @@ def decide(ask: Callable[[], bool], lead: int) -> bool:
 
 def _command(request: BisectRequest, version: int, folder: Path) -> str:
     """Return the test of a version, whose weights are made in `folder` if it names them."""
-    model, episodes = folder / "model", request.run_dir / EPISODES / f"step-{version:06d}.jsonl"
+    model, episodes = folder / "model", episode_file(request.run_dir, "step", version)
     if "{model}" in request.command and check_out(
         request.run_dir, version, model, request.overrides
     ):

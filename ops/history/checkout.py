@@ -9,9 +9,8 @@ from horizonrl.common.errors import CheckpointError
 from horizonrl.common.run_dir import BEST, CHECKPOINTS, FRAME_FILE, WEIGHTS
 from horizonrl.common.scratch import scratch
 from horizonrl.learner.engine.checkpoint.weights_file import WEIGHTS_FILE
-from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.history.lineage import ledger_files, version_line
-from horizonrl.ops.history.replay import ReplayRequest, retrain
+from horizonrl.ops.history.replay import ReplayRequest, possible_starts, retrain
 from horizonrl.ops.publish.export import write_model
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.files import Line
@@ -50,10 +49,8 @@ def _rebuild(
 ) -> int:
     """Train a version again, from the checkpoint before it. Raises CheckpointError if that gives other weights."""
     version = line["version"]
-    store = CheckpointStore(run_dir / CHECKPOINTS, config.learner.keep_checkpoints)
     # Behind the oldest checkpoint, the log is there in any case.
-    starts = [checkpoint.step for checkpoint in store.all()]
-    starts += [0] if config.learner.keep_log else []
+    starts = possible_starts(run_dir, config.learner)
     before = [step for step in starts if step < version]
     kept = ", ".join(map(str, sorted({number for number, _ in kept_weights(run_dir)}))) or "none"
     others = f"kept are the weights of {kept}" + (

@@ -18,11 +18,11 @@ from horizonrl.common.config.changes import config_changes
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerError, ConfigError
 from horizonrl.common.logs import configure_logs
+from horizonrl.common.run_dir import episode_file
 from horizonrl.common.types import Group
 from horizonrl.learner.records.journal import readable_episode
-from horizonrl.learner.records.replay import ENTRY_WAIT_S
 from horizonrl.ops.history.lineage import ledger_files
-from horizonrl.ops.history.replay import SAME, divide, open_log
+from horizonrl.ops.history.replay import SAME, divide, open_log, read_log
 from horizonrl.ops.rundir.directory import check_broker_named
 from horizonrl.ops.rundir.episodes import EpisodeFiles
 from horizonrl.ops.rundir.files import Line, TicketEnd
@@ -198,18 +198,12 @@ async def _from_log(step: RecordedStep) -> Episodes:
     signer = TicketSigner.load(step.config.run.name, step.config.broker.ticket_key)
     try:
         async with open_log(step.run_dir, step.config) as transport:
-            log = GroupLog(transport, signer)
-            end, reader = await log.end(), await log.read(after=min(sequences) - 1)
-            while sequences and max(sequences) <= end:
-                entry = await reader.next(ENTRY_WAIT_S)
-                if entry is None:
-                    break
+            entries = read_log(GroupLog(transport, signer), min(sequences), max(sequences))
+            async for entry in entries:
                 if entry.sequence in sequences and isinstance(group := entry.record, Group):
                     episodes[group.ticket.ticket_id] = [
                         readable_episode(group, index, None) for index in range(len(group.episodes))
                     ]
-                sequences.discard(entry.sequence)
-            await reader.close()
     except (BrokerError, ConfigError):
         return {}
     return episodes
@@ -218,7 +212,8 @@ async def _from_log(step: RecordedStep) -> Episodes:
 async def _from_files(step: RecordedStep) -> Episodes:
     """Return the episodes that a step trained, from the run directory, as far as it keeps them."""
     files = EpisodeFiles(step.run_dir)
-    files.files = [file for file in files.files if file.stem == f"step-{step.line['step']:06d}"]
+    wanted = episode_file(step.run_dir, "step", step.line["step"])
+    files.files = [file for file in files.files if file == wanted]
     kept = {ticket: records for _, ticket, records in files.groups()}
     return {ticket: kept[ticket] for ticket in step.tickets if ticket in kept}
 

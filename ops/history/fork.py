@@ -18,7 +18,7 @@ from pathlib import Path
 
 from horizonrl.broker.api import Stream, Transport
 from horizonrl.broker.connect import connected
-from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
+from horizonrl.broker.groups import DeadLetter, GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import TicketQueue
@@ -29,11 +29,10 @@ from horizonrl.common.logs import configure_logs
 from horizonrl.common.run_dir import CHECKPOINTS, CONFIG, EPISODES, NATS, episode_files
 from horizonrl.common.types import Group, Kind, PolicyVersion, Sampling, Task, Ticket, Void
 from horizonrl.learner.intake.accounts import TicketAccounts
-from horizonrl.learner.records.checkpoint import STATE_FILE, Checkpoint, CheckpointStore
+from horizonrl.learner.records.checkpoint import STATE_FILE, Checkpoint
 from horizonrl.learner.records.journal import Journal
-from horizonrl.learner.records.replay import ENTRY_WAIT_S
 from horizonrl.ops.history.lineage import ledger_files
-from horizonrl.ops.history.replay import open_log, with_own_log
+from horizonrl.ops.history.replay import open_log, possible_starts, read_log, with_own_log
 from horizonrl.ops.rundir.directory import check_broker_named, read_config, to_toml
 from horizonrl.ops.rundir.files import JOURNAL, Line
 
@@ -159,7 +158,9 @@ class Fork:
         cursor, held = (self.start.cursor, self.start.held) if self.start else (0, [])
         # What ended a ticket before it was issued was passed over.
         refused = {sequence for line in self.ledger for sequence in line["never_issued"]}
-        async for entry in _read(GroupLog(source, _signer(self.before)), min([*held, cursor + 1])):
+        async for entry in read_log(
+            GroupLog(source, _signer(self.before)), min([*held, cursor + 1])
+        ):
             record, sequence = entry.record, entry.sequence
             if sequence in refused or isinstance(record, DeadLetter):
                 continue
@@ -185,7 +186,7 @@ def revert(request: ForkRequest, words: Sequence[str]) -> int:
     first = asyncio.run(_find(run_dir, before, query))
     starts = [
         step
-        for step, checkpoint in _starts(run_dir, before).items()
+        for step, checkpoint in possible_starts(run_dir, before.learner).items()
         if (checkpoint.cursor if checkpoint else 0) < first
     ]
     if not starts:
@@ -203,7 +204,7 @@ def revert(request: ForkRequest, words: Sequence[str]) -> int:
 def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
     run_dir, before = request.run_dir, read_config(request.run_dir)
     ledger = ledger_files(run_dir).ledger
-    starts = _starts(run_dir, before)
+    starts = possible_starts(run_dir, before.learner)
     if step not in starts:
         raise CheckpointError(
             f"{run_dir} has no checkpoint of step {step}: choose --at among {', '.join(map(str, sorted(starts)))}"
@@ -218,33 +219,17 @@ def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
     return Fork(run_dir, before, config, ledger, starts[step])
 
 
-def _starts(run_dir: Path, config: RunConfig) -> dict[int, Checkpoint | None]:
-    """Return the steps from which a run can go on, with their checkpoints; with all of the log, step 0 has none."""
-    store = CheckpointStore(run_dir / CHECKPOINTS, config.learner.keep_checkpoints)
-    starts: dict[int, Checkpoint | None] = {0: None} if config.learner.keep_log else {}
-    return starts | {checkpoint.step: checkpoint for checkpoint in store.all()}
-
-
 async def _find(run_dir: Path, config: RunConfig, query: Mapping[str, str]) -> int:
     """Return the sequence of the first group in the log that a query matches. Raises ConfigError if there is none."""
     async with open_log(run_dir, config) as transport:
         begin = max(1, (await transport.extent(Stream.GROUPS)).first_sequence)
         if begin > 1:
             print(f"the log begins with entry {begin}: no group before it can be found")
-        async for entry in _read(GroupLog(transport, _signer(config)), begin):
+        async for entry in read_log(GroupLog(transport, _signer(config)), begin):
             if matches(entry.record, query):
                 return entry.sequence
     asked = " ".join(f"{key}={pattern}" for key, pattern in query.items())
     raise ConfigError(f"no group in the log of {run_dir} has {asked}")
-
-
-async def _read(log: GroupLog, begin: int) -> AsyncIterator[Entry]:
-    """Yield what the log holds now from a sequence on."""
-    position, end, reader = begin - 1, await log.end(), await log.read(after=begin - 1)
-    while position < end and (entry := await reader.next(ENTRY_WAIT_S)) is not None:
-        position = entry.sequence
-        yield entry
-    await reader.close()
 
 
 def matches(group: Group | Void | DeadLetter, query: Mapping[str, str]) -> bool:

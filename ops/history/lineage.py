@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import episode_file
 from horizonrl.common.types import TRAINED
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.files import SETTLED, Files, Line, TicketEnd, step_ends
@@ -37,7 +38,7 @@ def show_version(run_dir: Path, version: int) -> int:
             f"lineage {line['lineage']} resumed from step {resumed['from_step']}, changed: {changed}"
         )
     console.print(
-        f"episodes: {run_dir / 'episodes' / f'step-{version:06d}.jsonl'}",
+        f"episodes: {episode_file(run_dir, 'step', version)}",
         highlight=False,
         soft_wrap=True,
     )

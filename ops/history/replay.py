@@ -15,7 +15,7 @@ from rich.text import Text
 
 from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connect, connected
-from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.loading import parse_overrides
@@ -23,10 +23,11 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
 from horizonrl.common.logs import configure_logs
-from horizonrl.common.run_dir import LEDGER, LINEAGES, METRICS
+from horizonrl.common.run_dir import CHECKPOINTS, LEDGER, LINEAGES, METRICS
 from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
+from horizonrl.learner.records.replay import ENTRY_WAIT_S, Replay
 from horizonrl.ops.models.models import model_identity, resolve_model
 from horizonrl.ops.rundir.directory import check_broker_named, read_config
 from horizonrl.ops.rundir.lines import read_lines
@@ -178,7 +179,6 @@ async def _replay(
 ) -> None:
     from horizonrl.learner.engine.thread import EngineThread
     from horizonrl.learner.ranks.launch import on_ranks
-    from horizonrl.learner.records.replay import Replay
     from horizonrl.learner.settings import collecting_rules, engine_settings
 
     then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}
@@ -245,6 +245,23 @@ async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]
         await transport.close()
 
 
+async def read_log(log: GroupLog, first: int, last: int | None = None) -> AsyncIterator[Entry]:
+    """Yield what a log holds now, from one sequence to another or to its end."""
+    position, end, reader = first - 1, await log.end(), await log.read(after=first - 1)
+    end = end if last is None else min(last, end)
+    while position < end and (entry := await reader.next(ENTRY_WAIT_S)) is not None:
+        position = entry.sequence
+        yield entry
+    await reader.close()
+
+
+def possible_starts(run_dir: Path, config: LearnerSection) -> dict[int, Checkpoint | None]:
+    """Return the steps from which a run can go on, with their checkpoints; with all of the log, step 0 has none."""
+    starts: dict[int, Checkpoint | None] = {0: None} if config.keep_log else {}
+    store = CheckpointStore(run_dir / CHECKPOINTS, config.keep_checkpoints)
+    return starts | {checkpoint.step: checkpoint for checkpoint in store.all()}
+
+
 def with_own_log(state: Mapping[str, Any], held: Mapping[int, int] | None = None) -> dict[str, Any]:
     """Return a checkpoint's state for another log, which begins with the groups that it holds for a later step.
 
@@ -259,19 +276,17 @@ def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | Non
     """Return the checkpoint of a step; None for step 0, which starts from the model itself."""
     if step == 0:
         return None
-    store = CheckpointStore(run_dir / "checkpoints", config.keep_checkpoints)
-    kept = {checkpoint.step: checkpoint for checkpoint in store.all()}
-    if step not in kept:
-        there = sorted({*kept, *([0] if config.keep_log else [])})
+    starts = possible_starts(run_dir, config)
+    if step not in starts:
         cure = (
-            f"choose --from among {', '.join(map(str, there))}"
-            if there
+            f"choose --from among {', '.join(map(str, sorted(starts)))}"
+            if starts
             else "train with learner.keep_log = true"
         )
         raise CheckpointError(
             f"{run_dir} has no checkpoint of step {step} with the log after it: {cure}"
         )
-    return kept[step]
+    return starts[step]
 
 
 def _ledger(request: ReplayRequest) -> list[dict[str, Any]]:

@@ -24,9 +24,8 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.types import TRAINED, Group, Kind
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules, scheduled_turns
-from horizonrl.learner.records.replay import ENTRY_WAIT_S
 from horizonrl.ops.history.lineage import ledger_files
-from horizonrl.ops.history.replay import open_log
+from horizonrl.ops.history.replay import open_log, read_log
 from horizonrl.ops.rundir.directory import check_broker_named, read_config
 from horizonrl.ops.rundir.view import RunView
 
@@ -172,14 +171,8 @@ async def gather(
 ) -> Evidence:
     """Read the whole group log and the ticket stream."""
     signer = TicketSigner.load(transport.run, config.broker.ticket_key)
-    group_log = GroupLog(transport, signer)
-    position, end = 0, await group_log.end()
-    reader = await group_log.read(after=0)
-    entries: dict[int, Entry] = {}
-    while position < end and (entry := await reader.next(ENTRY_WAIT_S)) is not None:
-        position = entry.sequence
-        entries[position] = entry
-    await reader.close()
+    log = GroupLog(transport, signer)
+    entries = {entry.sequence: entry async for entry in read_log(log, 1)}
     issued = dict.fromkeys(Kind, 0)
     for _, ticket in await TicketQueue(
         transport
