@@ -66,7 +66,7 @@ def merge_adapters(base: Buffer, adapters: Buffer, image: Buffer) -> None:
 def add_adapter(W_OI: Array, A_RI: Array, B_OR: Array, out_OI: Array) -> None:
     """Write W + ALPHA / R · B·A into `out_OI`. All are words of bfloat16 (uint16)."""
     try:
-        kernels = import_module("horizonrl.broker.weights.merging")
+        kernels = import_module("horizonrl.broker.weights.adapter_kernel")
     except ImportError as error:
         raise MissingDependency(
             f"weights as adapters need {error.name}: pip install numba"

@@ -25,7 +25,9 @@ from horizonrl.common.config.section import Own, as_kind, by_kind, list_sections
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.run_dir import CONFIG
 
-PASSWORD = "HORIZONRL_BROKER__NATS__PASSWORD"
+ENV_PREFIX = "HORIZONRL_"
+"""Of the environment variables that set keys: HORIZONRL_RL__LR sets rl.lr."""
+PASSWORD = f"{ENV_PREFIX}BROKER__NATS__PASSWORD"
 """The variable with the broker's password, which no recipe may contain."""
 
 
@@ -74,7 +76,7 @@ def load_sections(
         raise ConfigError("\n".join(said)) from None
     except SettingsError as error:
         # The message names the field, in quotes.
-        section = f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()
+        section = f"{ENV_PREFIX}{str(error).split(chr(34))[1]}".upper()
         names = " or ".join(name for name in os.environ if name.upper().startswith(section))
         raise ConfigError(
             f"the environment variable {names} is not JSON: {error.__cause__}"
@@ -183,8 +185,8 @@ def _refuse_unknown_variables(model: type[BaseModel]) -> None:
 
     Other names with the prefix are not ours: Kubernetes sets some for the services of a namespace.
     """
-    for name in (name for name in os.environ if name.startswith("HORIZONRL_")):
-        words = name.removeprefix("HORIZONRL_").lower()
+    for name in (name for name in os.environ if name.startswith(ENV_PREFIX)):
+        words = name.removeprefix(ENV_PREFIX).lower()
         section, nested, _ = words.partition("__")
         meant, _, key = words.partition("_")
         field = model.model_fields.get(meant)
@@ -277,7 +279,7 @@ def _origin(
     path = problem["loc"]
     if problem["type"] == "value_error" or _holds(values, path):
         return ""
-    keys = {"HORIZONRL_" + "__".join(map(str, path[: n + 1])).upper() for n in range(len(path))}
+    keys = {ENV_PREFIX + "__".join(map(str, path[: n + 1])).upper() for n in range(len(path))}
     if names := [name for name in variables if name.upper() in keys]:
         return f"{max(names, key=len)}: "
     files = [

@@ -15,7 +15,7 @@ import xxhash
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from horizonrl.common.config.loading import load_sections
+from horizonrl.common.config.loading import ENV_PREFIX, load_sections
 from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.objective import (
     Advantage,
@@ -187,7 +187,7 @@ class RunConfig(RunSchedule, BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
-        env_prefix="HORIZONRL_",
+        env_prefix=ENV_PREFIX,
         env_nested_delimiter="__",
         use_attribute_docstrings=True,
         protected_namespaces=(),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.signing import TicketSigner
-from horizonrl.broker.standing import StandingTickets
+from horizonrl.broker.open_tickets import OpenTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schedule import RunSchedule
@@ -59,7 +59,7 @@ class Controller:
         self._queue = TicketQueue(self.transport, self.signer)
         self._state = StateStore(self.transport)
         self._log = GroupLog(self.transport, self.signer)
-        self._standing = StandingTickets(self.transport, self._queue)
+        self._open_tickets = OpenTickets(self.transport, self._queue)
         self._audit = Audit()
         self._recorded = HorizonState()
         """The value of the key `horizon`."""
@@ -102,7 +102,7 @@ class Controller:
             issued = await self._issue(progress, with_ended(issued, progress))
             if progress.step > purged_step:
                 await self._fence.check()
-                await self._standing.purge(progress)
+                await self._open_tickets.purge(progress)
             # Not at every progress, of which there are ten per second: gauges and `status` need it less often.
             if progress.step > purged_step or time.monotonic() - self._reported_at >= REPORT_S:
                 await self._report(progress, issued)
@@ -118,9 +118,9 @@ class Controller:
         """
         # At once, so that settled tickets can be purged. Not in `_follow`: it takes seconds with 10,000 outstanding.
         if isinstance(progress := await self._state.get(Key.PROGRESS), Progress):
-            await self._standing.refresh(progress, with_ended(await self._count_issued(), progress))
+            await self._open_tickets.refresh(progress, with_ended(await self._count_issued(), progress))
         else:
-            await self._standing.refresh(Progress(), {})
+            await self._open_tickets.refresh(Progress(), {})
         while True:
             await asyncio.sleep(self.transport.ack_wait_s)
             progress = await self._state.get(Key.PROGRESS)
@@ -131,13 +131,13 @@ class Controller:
                 await self._report(progress, with_ended(await self._look(progress), progress))
 
     async def _issue_vanished(self, progress: Progress) -> None:
-        await self._standing.refresh(progress, with_ended(await self._count_issued(), progress))
+        await self._open_tickets.refresh(progress, with_ended(await self._count_issued(), progress))
         # Floor first: a ticket that is acknowledged after this look only seems open for one more round.
         floor = (await self.transport.queue()).floor
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
         gone = {
             f"{kind.value}-{number:08d}": (kind, number)
-            for kind, number in self._standing.gone(progress, floor)
+            for kind, number in self._open_tickets.gone(progress, floor)
         }
         # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0
@@ -147,10 +147,10 @@ class Controller:
         # By number and not by text, as `reissue` wants them.
         for ticket_id in sorted(vanished, key=lambda ticket_id: gone[ticket_id]):
             kind, number = gone[ticket_id]
-            held = await self._standing.stored(kind, number)
+            held = await self._open_tickets.stored(kind, number)
             earlier, ticket = held or (newest, self._ticket(kind, number, progress))
             stored, subject = await self._queue.reissue(ticket, earlier)
-            self._standing.add(ticket, stored.sequence, subject)
+            self._open_tickets.add(ticket, stored.sequence, subject)
             self.metrics.count("tickets_reissued_total", kind=kind.value)
             log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
 
@@ -205,7 +205,7 @@ class Controller:
         # remembers).
         start = max(issued[kind], await self._queue.count_issued(kind))
         if start > issued[kind]:
-            self._standing.distrust()
+            self._open_tickets.distrust()
         await self._issue_numbers(kind, range(start, end), progress)
         return issued | {kind: max(start, end)}
 
@@ -213,7 +213,7 @@ class Controller:
         tickets = [self._ticket(kind, number, progress) for number in numbers]
         await self._fence.check()
         for ticket, stored in zip(tickets, await self._queue.issue_all(tickets), strict=True):
-            self._standing.add(ticket, stored.sequence)
+            self._open_tickets.add(ticket, stored.sequence)
             # A duplicate if the stream has the ticket already, from a controller that died.
             self.metrics.count("tickets_issued_total", not stored.duplicate, kind=kind.value)
 

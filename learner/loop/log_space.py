@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from horizonrl.broker.api import Extent, Stream
-from horizonrl.broker.continuity import resume_position
+from horizonrl.broker.log_continuity import resume_position
 from horizonrl.common.errors import LogFull, LogGap
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.loop.ports import Ports

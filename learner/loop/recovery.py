@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from horizonrl.broker.continuity import resume_position
+from horizonrl.broker.log_continuity import resume_position
 from horizonrl.common.config.changes import config_changes
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger

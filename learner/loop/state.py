@@ -37,7 +37,7 @@ class Commit:
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
     mark: str = ""
-    """Mark of the entry at the cursor (`broker/continuity.py`)."""
+    """Mark of the entry at the cursor (`broker/log_continuity.py`)."""
     waiting: Mapping[str, Any] = field(default_factory=dict)
     """Deadlines of tickets, and the groups up to the cursor that are held for a later step (`intake/waiting.py`)."""
 

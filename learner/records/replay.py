@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Transport
-from horizonrl.broker.continuity import resume_position
+from horizonrl.broker.log_continuity import resume_position
 from horizonrl.broker.groups import GroupLog
 from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.errors import RunFailed

@@ -107,7 +107,7 @@ def _export(run_dir: Path, path: Path, out: Path) -> int:
 
     Returns the version.
     """
-    from horizonrl.learner.engine.checkpoint.weights_file import export
+    from horizonrl.learner.engine.checkpoint.model_directory import write_model_dir
     from horizonrl.learner.records.best import Best
     from horizonrl.ops.publish.export import export_run
     from horizonrl.ops.rundir.directory import read_config
@@ -115,7 +115,7 @@ def _export(run_dir: Path, path: Path, out: Path) -> int:
     if path == run_dir:
         return export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
     model_dir = resolve_model(read_config(run_dir).model.name)
-    export(model_dir, path, out, {"checkpoint": path.name}, card=json.dumps)
+    write_model_dir(model_dir, path, out, {"checkpoint": path.name}, card=json.dumps)
     return int(path.name.removeprefix("step-"))
 
 

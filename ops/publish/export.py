@@ -32,13 +32,13 @@ def write_model(
 ) -> None:
     """Write weights of a run as a Hugging Face directory; `facts` say which."""
     # Torch and huggingface_hub: seconds to import.
-    from horizonrl.learner.engine.checkpoint.weights_file import export
+    from horizonrl.learner.engine.checkpoint.model_directory import write_model_dir
     from horizonrl.ops.publish.card import model_card
 
     facts = {**facts, "run": config.run.name, "environments": [env.id for env in config.envs]}
     model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
     prompt = example_prompt(config, run_dir)
-    export(
+    write_model_dir(
         model_dir,
         weights,
         out,

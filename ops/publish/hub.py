@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
-from horizonrl.learner.engine.checkpoint.weights_file import MODEL_FILES
+from horizonrl.learner.engine.checkpoint.model_directory import MODEL_FILES
 from horizonrl.ops.publish.dataset import CARD, SHARDS
 
 TOKEN = "HF_TOKEN"

@@ -85,7 +85,7 @@ print(sorted({"nats", "nkeys"} & set(sys.modules)))
 
 
 def test_no_name_of_nats_stands_above_its_transport() -> None:
-    """But for one: what checkpoints hold was digested with the name of the header (`broker/continuity.py`)."""
+    """But for one: what checkpoints hold was digested with the name of the header (`broker/log_continuity.py`)."""
     packages = Path(__file__).parents[2]
     files = [
         path for name in ("broker", "actors", "learner") for path in (packages / name).rglob("*.py")

@@ -8,7 +8,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from horizonrl.broker.api import Key, Message, Role, Stream, Transport
-from horizonrl.broker.continuity import entry_digest
+from horizonrl.broker.log_continuity import entry_digest
 from horizonrl.broker.nats.access import hears, inbox, names, publishes
 from horizonrl.broker.nats.key_folder import public_key
 from horizonrl.broker.signing import TicketSigner

@@ -6,7 +6,7 @@ from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.leases import Lease
 from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
-from horizonrl.broker.standing import StandingTickets
+from horizonrl.broker.open_tickets import OpenTickets
 from horizonrl.broker.tickets import LATEST, REISSUED, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.state import Progress
@@ -96,7 +96,7 @@ def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker) -> N
             again = await queue.lease(5.0)
             assert again is not None and again.ticket == ticket
             assert await queue.lease(0.1) is None
-            standing = StandingTickets(transport, queue)
+            standing = OpenTickets(transport, queue)
             await standing.refresh(Progress(), {Kind.TRAIN: 2})
             await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 1}))
             assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1]
@@ -160,7 +160,7 @@ def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Brok
             for number in range(4):
                 await queue.issue(make_ticket(number))
                 await queue.issue(make_ticket(number, Kind.EVAL))
-            standing = StandingTickets(transport, queue)
+            standing = OpenTickets(transport, queue)
             # Before it knows what there is.
             await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4}))
             await standing.refresh(Progress(), {})

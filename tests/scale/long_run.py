@@ -18,7 +18,7 @@ from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.broker.standing import StandingTickets
+from horizonrl.broker.open_tickets import OpenTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
@@ -113,7 +113,7 @@ async def restart(directory: Path, tickets: int, outstanding: int = OUTSTANDING)
             controller_s = await _start_controller(config, transport, tickets + outstanding)
             began, standing = (
                 time.perf_counter(),
-                StandingTickets(transport, TicketQueue(transport)),
+                OpenTickets(transport, TicketQueue(transport)),
             )
             await standing.refresh(_progress(step, tickets), {Kind.TRAIN: tickets + outstanding})
             scan_s = time.perf_counter() - began

@@ -18,7 +18,7 @@ from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsDelivery, NatsTransport
-from horizonrl.broker.standing import StandingTickets
+from horizonrl.broker.open_tickets import OpenTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights.frames import (
@@ -201,7 +201,7 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             assert await anext(StateStore(actor).watch(Key.PROGRESS)) == Progress()
             assert len(await TicketQueue(controller).stored_tickets()) == 5
             assert await GroupLog(controller).end() > 0
-            standing = StandingTickets(controller, TicketQueue(controller))
+            standing = OpenTickets(controller, TicketQueue(controller))
             await standing.refresh(Progress(), {Kind.TRAIN: 4})
             await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
             assert (await controller.queue()).leased == 0

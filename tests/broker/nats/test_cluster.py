@@ -183,8 +183,10 @@ def test_a_role_that_starts_before_the_cluster_has_a_leader_waits_for_it(
 
     async def scenario() -> None:
         async with serving(tmp_path, 3) as servers:
-            for server in servers.members[1:]:
+            # All of them: a leader that survives its followers goes on answering for some seconds.
+            for server in servers.members:
                 await server.kill()
+            await servers.members[0].start()
             section = BrokerSection(url=servers.members[0].url, connect_timeout_s=1)
             with monkeypatch.context() as patch:
                 patch.setattr("horizonrl.broker.nats.connect.ELECTION_S", 1.5)

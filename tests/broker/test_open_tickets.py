@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.standing import StandingTickets, open_tickets
+from horizonrl.broker.open_tickets import OpenTickets, open_tickets
 from horizonrl.broker.tickets import ISSUED_AT_ONCE, TicketQueue
 from horizonrl.common.state import Progress
 from horizonrl.common.types import MAX_SPANS, Kind, PolicyVersion
@@ -69,7 +69,7 @@ def test_a_ticket_is_gone_once_it_is_acknowledged_and_its_end_has_not_been_read(
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         queue = TicketQueue(transport)
-        standing = StandingTickets(transport, queue)
+        standing = OpenTickets(transport, queue)
         await queue.issue_all([make_ticket(number) for number in range(6)])
         await standing.refresh(ended(), {Kind.TRAIN: 6})
         assert standing.gone(ended(), floor=0) == set()
@@ -83,7 +83,7 @@ def test_what_the_controller_has_issued_itself_is_never_read_from_the_stream() -
     async def scenario() -> None:
         transport = Counting(MemoryServer(), "run")
         queue = TicketQueue(transport)
-        standing = StandingTickets(transport, queue)
+        standing = OpenTickets(transport, queue)
         await standing.refresh(ended(), {})
         scans = transport.scans
         tickets = [make_ticket(number) for number in range(300)]
@@ -103,7 +103,7 @@ def test_a_stream_that_has_lost_its_end_is_read_again_and_the_lost_tickets_are_a
         transport = MemoryTransport(server, "run")
         queue = TicketQueue(transport)
         await queue.issue_all([make_ticket(number) for number in range(5)])
-        standing = StandingTickets(transport, queue)
+        standing = OpenTickets(transport, queue)
         await standing.refresh(ended(), {Kind.TRAIN: 5})
         stream = server.runs["run"].streams[Stream.TICKETS]
         for sequence in (4, 5):
@@ -125,7 +125,7 @@ def test_nothing_is_purged_by_what_is_known_from_before_a_reconnect() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         queue = TicketQueue(transport)
         await queue.issue_all([make_ticket(number) for number in range(5)])
-        standing = StandingTickets(transport, queue)
+        standing = OpenTickets(transport, queue)
         await standing.refresh(ended(), {})
         transport.counters.reconnects += 1
         await standing.purge(ended(lowest=4))
@@ -142,7 +142,7 @@ def test_tickets_that_a_resumed_learner_has_open_again_are_found_though_they_had
         transport = MemoryTransport(MemoryServer(), "run")
         queue = TicketQueue(transport)
         await queue.issue_all([make_ticket(number) for number in range(5)])
-        standing = StandingTickets(transport, queue)
+        standing = OpenTickets(transport, queue)
         before, after = (
             ended(lowest=4),
             ended(lowest=1).model_copy(update={"policy": PolicyVersion(lineage=1)}),
@@ -185,7 +185,7 @@ def test_tickets_of_another_controller_that_come_during_a_scan_are_found_by_the_
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         queue = TicketQueue(transport)
-        standing = StandingTickets(transport, queue)
+        standing = OpenTickets(transport, queue)
         await queue.issue_all([make_ticket(0)])
         stored_tickets = queue.stored_tickets
 
@@ -212,7 +212,7 @@ def test_the_last_ticket_of_a_kind_stays_though_the_broker_has_lost_later_ones()
         server = MemoryServer()
         transport = MemoryTransport(server, "run")
         queue = TicketQueue(transport)
-        standing = StandingTickets(transport, queue)
+        standing = OpenTickets(transport, queue)
         await queue.issue_all([make_ticket(number) for number in range(9)])
         await standing.refresh(ended(lowest=8), {Kind.TRAIN: 9})
         await standing.purge(ended(lowest=8))

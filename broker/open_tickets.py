@@ -1,4 +1,4 @@
-"""The standing tickets: where in the stream each ticket lies whose end the learner has not consumed.
+"""The open tickets: where in the stream each ticket lies whose end the learner has not consumed, and which have vanished.
 
 Place in the flow: **Ticket** → audit and purge. The controller knows from its own publishes where its tickets lie. It
 scans the stream once, and again only when the broker may hold something else. What is kept here are the open tickets,
@@ -22,7 +22,7 @@ Name = tuple[Kind, int]
 """A ticket's kind and number."""
 
 
-class StandingTickets:
+class OpenTickets:
     def __init__(self, transport: Transport, queue: TicketQueue) -> None:
         self._transport = transport
         self._queue = queue

@@ -12,12 +12,8 @@ from safetensors.torch import load_file
 
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError, ConfigError
-from horizonrl.learner.engine.checkpoint.weights_file import (
-    VERSION_FILE,
-    WEIGHTS_FILE,
-    export,
-    write_weights_file,
-)
+from horizonrl.learner.engine.checkpoint.model_directory import VERSION_FILE, write_model_dir
+from horizonrl.learner.engine.checkpoint.weights_file import WEIGHTS_FILE, write_weights_file
 
 
 def card(facts: Mapping[str, Any]) -> str:
@@ -42,7 +38,7 @@ def test_transformers_opens_an_export(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = weights if from_checkpoint else weights / WEIGHTS_FILE
-    out = export(tiny_model, source, tmp_path / "out", {"version": 3}, card)
+    out = write_model_dir(tiny_model, source, tmp_path / "out", {"version": 3}, card)
     lm = AutoModelForCausalLM.from_pretrained(out)
     assert lm.dtype == torch.bfloat16
     exported, expected = dict(lm.named_parameters()), load_file(weights / WEIGHTS_FILE)
@@ -55,7 +51,7 @@ def test_transformers_opens_an_export(
 
 
 def test_an_export_says_what_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
-    out = export(tiny_model, weights, tmp_path / "out", {"run": "crafting", "version": 3}, card)
+    out = write_model_dir(tiny_model, weights, tmp_path / "out", {"run": "crafting", "version": 3}, card)
     facts = json.loads((out / VERSION_FILE).read_text())
     assert facts == {
         "run": "crafting",
@@ -81,7 +77,7 @@ def test_an_export_says_which_precision_its_weights_have(
     others = {"rope_scaling": {"factor": 2.0}, "quantization_config": {"quant_method": "fp8"}}
     (model / "config.json").write_text(json.dumps(config | said | others))
     (model / "adapter_config.json").write_text("{}")
-    out = export(model, weights, tmp_path / "out", {}, card)
+    out = write_model_dir(model, weights, tmp_path / "out", {}, card)
     told = {
         "dtype": "bfloat16",
         "text_config": {"dtype": "bfloat16", "kept": 1},
@@ -94,14 +90,14 @@ def test_an_export_says_which_precision_its_weights_have(
 def test_a_configuration_that_is_right_is_copied_as_it_is(
     tiny_model: Path, weights: Path, tmp_path: Path
 ) -> None:
-    out = export(tiny_model, weights, tmp_path / "out", {}, card)
+    out = write_model_dir(tiny_model, weights, tmp_path / "out", {}, card)
     assert (out / "config.json").read_bytes() == (tiny_model / "config.json").read_bytes()
 
 
 def test_an_export_is_never_written_over(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
-    export(tiny_model, weights, tmp_path / "out", {}, card)
+    write_model_dir(tiny_model, weights, tmp_path / "out", {}, card)
     with pytest.raises(ConfigError, match="choose another directory"):
-        export(tiny_model, weights, tmp_path / "out", {}, card)
+        write_model_dir(tiny_model, weights, tmp_path / "out", {}, card)
 
 
 def test_an_interrupted_export_can_be_repeated(
@@ -112,8 +108,8 @@ def test_an_interrupted_export_can_be_repeated(
 
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        export(tiny_model, weights, out, {}, interrupted)
-    assert export(tiny_model, weights, out, {"version": 1}, card) == out
+        write_model_dir(tiny_model, weights, out, {}, interrupted)
+    assert write_model_dir(tiny_model, weights, out, {"version": 1}, card) == out
     assert not list(out.glob(".*"))
 
 
@@ -123,18 +119,18 @@ def test_a_folder_with_files_of_the_users_is_left_as_it_is(
     own = tmp_path / "README.md"
     own.write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
-        export(tiny_model, weights, tmp_path, {}, card)
+        write_model_dir(tiny_model, weights, tmp_path, {}, card)
     assert own.read_text() == "mine" and not (tmp_path / "config.json").exists()
 
 
 def test_missing_weights_are_named(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no weights at .*weights\.safetensors"):
-        export(tiny_model, tmp_path, tmp_path / "out", {}, card)
+        write_model_dir(tiny_model, tmp_path, tmp_path / "out", {}, card)
 
 
 def test_a_directory_that_is_no_model_is_named(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        export(tmp_path, weights, tmp_path / "out", {}, card)
+        write_model_dir(tmp_path, weights, tmp_path / "out", {}, card)
 
 
 def test_the_weights_file_is_bfloat16_and_appears_when_complete(tmp_path: Path) -> None:

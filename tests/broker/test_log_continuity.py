@@ -1,7 +1,7 @@
 """The digest that tells an entry of the group log from another one; tests/learner/test_power_cut.py uses it."""
 
 from horizonrl.broker.api import Message
-from horizonrl.broker.continuity import entry_digest
+from horizonrl.broker.log_continuity import entry_digest
 
 
 def test_an_entry_has_the_digest_that_earlier_checkpoints_hold() -> None:
