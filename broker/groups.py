@@ -16,8 +16,8 @@ import xxhash
 
 from horizonrl.broker.api import Key, Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
-from horizonrl.broker.log_continuity import check_continuity, entry_digest
 from horizonrl.broker.dead_letters import store_dead_letter
+from horizonrl.broker.log_continuity import check_continuity, entry_digest
 from horizonrl.broker.scan import BATCH_MESSAGES, scan
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore

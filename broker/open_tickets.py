@@ -1,4 +1,4 @@
-"""The open tickets: where in the stream each ticket lies whose end the learner has not consumed, and which have vanished.
+"""The open tickets: where in the stream each lies whose end the learner has not consumed, and which have vanished.
 
 Place in the flow: **Ticket** → audit and purge. The controller knows from its own publishes where its tickets lie. It
 scans the stream once, and again only when the broker may hold something else. What is kept here are the open tickets,

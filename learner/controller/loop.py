@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.open_tickets import OpenTickets
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schedule import RunSchedule

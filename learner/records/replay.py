@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Transport
-from horizonrl.broker.log_continuity import resume_position
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.log_continuity import resume_position
 from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.errors import RunFailed
 from horizonrl.learner.engine.api import StepStats

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.api import Stream
-from horizonrl.broker.log_continuity import resume_position
 from horizonrl.broker.groups import Entry, GroupLog
+from horizonrl.broker.log_continuity import resume_position
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import CheckpointMismatch, LogGap, RunFailed
 from horizonrl.common.state import Progress
