@@ -118,7 +118,9 @@ class Controller:
         """
         # At once, so that settled tickets can be purged. Not in `_follow`: it takes seconds with 10,000 outstanding.
         if isinstance(progress := await self._state.get(Key.PROGRESS), Progress):
-            await self._open_tickets.refresh(progress, with_ended(await self._count_issued(), progress))
+            await self._open_tickets.refresh(
+                progress, with_ended(await self._count_issued(), progress)
+            )
         else:
             await self._open_tickets.refresh(Progress(), {})
         while True:

@@ -51,7 +51,9 @@ def test_transformers_opens_an_export(
 
 
 def test_an_export_says_what_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
-    out = write_model_dir(tiny_model, weights, tmp_path / "out", {"run": "crafting", "version": 3}, card)
+    out = write_model_dir(
+        tiny_model, weights, tmp_path / "out", {"run": "crafting", "version": 3}, card
+    )
     facts = json.loads((out / VERSION_FILE).read_text())
     assert facts == {
         "run": "crafting",
