@@ -141,9 +141,9 @@ def rate(success: dict[str, float]) -> float:
 def test_what_a_study_says_of_its_variants_is_the_mean_of_its_runs(path: Path) -> None:
     study = json.loads(path.read_text())
     runs: dict[str, dict[int, Any]] = defaultdict(dict)
-    for run in study.get("runs", []):  # `sampling` counts groups, and has none
+    for run in study["runs"]:
         runs[run["variant"]][run["seed"]] = run
-    for row in study.get("variants", []):
+    for row in study["variants"]:
         own = runs[row["variant"]]
         assert sorted(own) == sorted(row["seeds"])
         for end in ("start", "final"):
@@ -152,7 +152,7 @@ def test_what_a_study_says_of_its_variants_is_the_mean_of_its_runs(path: Path) -
         assert fmean(gains) == pytest.approx(row["improvement"]["mean"])
         for cost in ("environment_steps", "generated_tokens"):
             assert fmean(run[cost] for run in own.values()) == pytest.approx(row[cost])
-    for contrast in study.get("contrasts", []):
+    for contrast in study["contrasts"]:
         if contrast["axis"] == "end":
             one, other = runs[contrast["variant"]], runs[contrast["against"]]
             paired = [

@@ -30,15 +30,15 @@ class Request:
     only: str = ""
     """The one environment to measure, for the rows of environments; empty means all."""
     model: str | None = None
-    """The model of the rows that train or sample; None means SmolLM2, or a tiny one for memory."""
+    """The model of the rows that train or sample; None means SmolLM2."""
     scratch: Path = Path()
     """A folder for the group's files, gone afterwards."""
     absent: dict[str, HorizonError] = field(default_factory=dict)
     """What could not be measured, and why."""
 
-    def model_dir(self, tiny: bool = False) -> Path:
-        """Return the model's directory; a tiny model, as of a small bench, is made in `scratch`."""
-        if not self.small and (self.model or not tiny):
+    def model_dir(self) -> Path:
+        """Return the model's directory; the tiny model of a small bench is made in `scratch`."""
+        if not self.small:
             return resolve_model(self.model or SMOLLM2)
         from horizonrl.ops.models.tiny_model import make_tiny_model
 

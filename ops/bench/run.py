@@ -29,8 +29,7 @@ ROOM = "horizonrl.ops.bench"
 GROUPS = {
     name: f"{ROOM}.{name}"
     for name in (
-        "learner", "rollouts", "queues", "starts", "gateway", "durability", "weights", "followers",
-        "memory", "envs",
+        "learner", "rollouts", "queues", "starts", "gateway", "durability", "weights", "envs",
     )
 }  # fmt: skip
 TABLE = ("learner", "rollouts", "queues", "starts")

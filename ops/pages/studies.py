@@ -95,11 +95,6 @@ NOTES: Mapping[str, Note] = {
         "`after` is the recipe. It was chosen on these held-out tasks and with one of these seeds, so its lead is too "
         "favourable.",
     ),
-    "sampling": Note(
-        "Other ways of sampling a group",
-        "A screen plays N of 8 episodes first, and the others if those differ. Stop ends a group if the first N to "
-        "finish are equal. Smaller has groups of N. No rule makes a trained episode much cheaper, so none is built in.",
-    ),
     "scenarios": Note(
         "The five scenarios",
         "Every estimate is a gain. Corrected over the six recipes, none is significant. `embodied` was lengthened "

@@ -12,7 +12,7 @@ and compares the variants on held-out tasks, two at a time in the contrasts that
     comparison  intervals of each variant, `results.json`
     report      `results.json` as Markdown: `report.md`, and the pages of docs/studies
     plots       the success curves
-    sampling, timeline  what other ways of sampling would have cost finished runs, and where their time went
+    timeline    where the time of a finished run went
 
 How to read `report.md`: `start` and `end` are success before the first and after the last RL step, with 95 % intervals
 in parentheses. With one seed they cover the played episodes only. An ESS far below 1 says that the actors' policy and

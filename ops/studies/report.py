@@ -42,32 +42,25 @@ class ReportOptions:
 def results_to_markdown(results: Results, shown: ReportOptions) -> list[str]:
     """Return the parts of a report: facts, then tables."""
     parts = [_facts(results)]
-    if "rules" in results:
-        parts.append(_table(RULES, _rule_rows(results)))
-    tables = [run["tables"] for run in results.get("runs", []) if run.get("tables")]
+    tables = [run["tables"] for run in results["runs"] if run.get("tables")]
     if tables and shown.tables:
         parts.append(_tasks(tables[0]))
-    elif "variants" in results:
+    else:
         parts.append(shown.method)
         parts.append(_variants(results, with_seconds=shown.share_of == SECONDS))
         parts += [_contrasts(results, shown)] if results["contrasts"] else []
-    if shown.played and any(row["played"] for row in results.get("variants", ())):
+    if shown.played and any(row["played"] for row in results["variants"]):
         parts.append(_table(PLAYED, _played_rows(results)))
     return parts
 
 
 def _facts(results: Results) -> str:
     # Without the tasks of each category.
-    evaluation = re.sub(r" \([^)]*\)", "", results.get("evaluation", ""))
-    measured = (
-        {f"Evaluated on {results['split']}": evaluation}
-        if evaluation
-        else {"Groups": f"{results['groups']} that runs consumed"}
-    )
+    evaluation = re.sub(r" \([^)]*\)", "", results["evaluation"])
     facts = {
         "Command": f"`{results['command'].strip('`')}`",
         "Seeds": results["seeds"],
-        **measured,
+        f"Evaluated on {results['split']}": evaluation,
         "Commit": results["commit"],
         "Machine": results["machine"],
     }
@@ -185,22 +178,8 @@ def _share(cost: Results | None) -> str:
     return f"{ratio} ({low}, {high})"
 
 
-RULES = (
-    "rule",
-    "steps per trained group",
-    "steps per trained episode",
-    "informative groups lost",
-    "their variance",
-)
-"""Shares of what the runs spent, and of the variance of the returns of all informative groups."""
 TASKS = ("scenario", "task", "n")
 PAIRED_TASKS = ("scenario", "tasks", "RL adds, points", "p")
-
-
-def _rule_rows(results: Results) -> Iterator[list[str]]:
-    for rule in results["rules"].values():
-        costs = (f"{rule[key]:.2f}" for key in ("steps_per_group", "steps_per_episode"))
-        yield [f"`{rule['rule']}`", *costs, f"{100 * rule['lost']:.0f} %", f"{rule['spread']:.2f}"]
 
 
 def _tasks(tables: Results) -> str:

@@ -24,7 +24,6 @@ def add(commands: Commands) -> None:
     )
     studies = commands.add_group("study", description, "NAME")
     _add_learning(studies)
-    _add_sampling(studies)
     _add_timeline(studies)
 
 
@@ -33,11 +32,11 @@ def _add_bench(commands: Commands) -> None:
     bench = commands.add("bench", description, _bench, overrides=False)
     text = (
         "learner, rollouts, queues, starts (by default these four), gateway, durability, weights, "
-        "followers, memory, envs, or envs:ID for one environment"
+        "envs, or envs:ID for one environment"
     )
     option(bench, "rows", "ROWS", text, nargs="*")
     switch(bench, "--small", "seconds instead of minutes, to see that it works")
-    option(bench, "--model", "NAME", "SmolLM2 by default, for memory a tiny one")
+    option(bench, "--model", "NAME", "SmolLM2 by default")
     add_json(bench, "result")
 
 
@@ -77,13 +76,6 @@ def _add_learning(studies: Commands) -> None:
     )
 
 
-def _add_sampling(studies: Commands) -> None:
-    description = "What other ways of sampling groups would have cost some runs."
-    sampling = studies.add("sampling", description, _sampling, overrides=False)
-    option(sampling, "run_dirs", "RUN_DIR", "runs with their episodes", nargs="+", type=Path)
-    add_json(sampling, "result")
-
-
 def _add_timeline(studies: Commands) -> None:
     description = "Show where each second of a finished run went, by role."
     timeline = studies.add("timeline", description, _timeline, overrides=False)
@@ -104,12 +96,6 @@ def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.studies.run import StudyRequest, run
 
     return run(make_request(StudyRequest, arguments, overrides=overrides))
-
-
-def _sampling(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.studies import sampling
-
-    return sampling.run(arguments.run_dirs, arguments.json_file)
 
 
 def _timeline(arguments: argparse.Namespace, overrides: list[str]) -> int:

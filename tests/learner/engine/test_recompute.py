@@ -11,11 +11,12 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine import recompute
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import head
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.ops.bench.memory import episode
+from horizonrl.ops.bench import learner as bench
 from tests.learner.engines import on_deepspeed
 from tests.learner.traces import make_batch, make_groups
 
@@ -111,6 +112,17 @@ def test_no_tensor_of_a_long_episode_has_more_elements_than_its_tokens_are_wide(
     with Largest() as largest:
         engine.train_step(batch, 1e-3)
     assert largest.elements <= 4096 * WIDEST < batch.trained_tokens * VOCABULARY
+
+
+def episode(tokens: int) -> Batch:
+    """Return a batch of one episode of random ids: turns of 96 tokens, which read 32 each."""
+    turns = max(1, -(-(tokens - bench.PROMPT_TOKENS) // 128 * 5 // 4))
+    (trace, *_) = bench.make_batch(1, turns=turns, generated=96, observed=32).traces
+    cut = {
+        name: getattr(trace, name)[:tokens]
+        for name in ("ids_L", "turns_L", "logprobs_L", "versions_L", "rewards_L")
+    }
+    return Batch((type(trace)(**cut, group=0),), version=1)
 
 
 def peak_bytes(engine: Any, tokens: int) -> int:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
@@ -119,14 +117,12 @@ def test_unknown_rows_are_refused_with_the_known_ones(name: str) -> None:
 @pytest.mark.process
 def test_groups_are_measured_in_small_each_in_a_process_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    assert main(["bench", "queues", "durability", "followers", "--small", "--json", str(out)]) == 0
+    assert main(["bench", "queues", "durability", "--small", "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert all(row["ours"] > 0 for row in rows)
     peers = {(row["what"], row["peer"]) for row in rows}
     assert ("groups through the broker", "raw JetStream (nats-py)") in peers
     assert ("ticket of 300 bytes, process, R1", "power, R3") in peers
-    sent = {row["peer"]: row["theirs"] for row in rows if row["unit"] == "MB"}
-    assert 0 < sent["a copy per follower"] < sent["whole frames"] / 10
 
 
 @pytest.mark.process
@@ -141,17 +137,6 @@ def test_an_environment_is_measured_here_served_and_in_workers(tmp_path: Path) -
         for clients in (1, 32)
     ]
     assert all(row["ours"] > 0 for row in rates)
-
-
-@pytest.mark.process
-def test_memory_is_measured_in_small(tmp_path: Path) -> None:
-    # In a process of its own: what pytest's has at its start is more than a small engine adds.
-    out = tmp_path / "memory.json"
-    words = ["-m", "horizonrl.ops.cli.main", "bench", "memory", "--small", "--json", str(out)]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=200)
-    peaks = [row["ours"] for row in json.loads(out.read_text())["rows"] if row["unit"] == "MiB"]
-    assert len(peaks) == 4
-    assert peaks[0] < min(peaks[1:])
 
 
 @pytest.mark.process
