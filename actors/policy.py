@@ -36,8 +36,6 @@ class Policy(Protocol):
     max_context_tokens: int
     engine: str
     """Name, version and precision of the engine, for provenance."""
-    takes_weights: bool
-    """False for an engine whose weights are its own: it can be evaluated, not trained, and rejects every `apply`."""
     takes_words: bool
     """True for an engine that can write changed words into its layers: it need not load the whole file."""
 
@@ -96,5 +94,3 @@ class InferenceSettings:
     """Further arguments of vLLM's engine, under its names."""
     seed: int = 0
     """Seed of the requests that bring none of their own."""
-    endpoint: str | None = None
-    """Base URL of the server that samples, for an engine that runs elsewhere."""

@@ -1,7 +1,4 @@
-"""A small OpenAI-compatible server: says one thing, remembers what it was asked, and breaks in every way on demand.
-
-Asked with token ids it answers with token ids and logprobs as vLLM's server does, which a scripted policy samples.
-"""
+"""A small OpenAI-compatible server: says one thing, remembers what it was asked, and breaks in every way on demand."""
 
 import asyncio
 import json
@@ -12,9 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-
-from horizonrl.actors.engines.scripted import ScriptedPolicy
-from horizonrl.common.errors import PolicyFailure
 
 Fault = tuple[int, dict[str, str], str]
 """Status, headers and body of an answer that comes instead of the good one."""
@@ -33,12 +27,6 @@ class Completions:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     url: str = ""
-    sampler: ScriptedPolicy = field(
-        default_factory=lambda: ScriptedPolicy(max_context_tokens=256, token_s=0.002)
-    )
-    """Whose tokens answer a prompt of ids."""
-    cancelled: int = 0
-    """Requests with ids whose client left before the answer."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.keys.append(request.headers.get("Authorization"))
@@ -54,32 +42,6 @@ class Completions:
         return web.json_response(
             {"id": "x", "choices": [{"index": 0, "message": message}], "usage": usage}
         )
-
-    async def continue_ids(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.bodies.append(body)
-        if self.faults and (fault := self.faults.pop(0)) is not None:
-            status, headers, text = fault
-            return web.Response(status=status, headers=headers, text=text)
-        asked = {name: body[name] for name in ("max_tokens", "temperature")}
-        try:
-            made = await self.sampler.generate(
-                body["prompt"], stop_ids=body["stop_token_ids"], seed=body.get("seed"), **asked
-            )
-        except PolicyFailure as error:
-            message = f"This model's maximum context length is 256 tokens: {error}"
-            return web.json_response({"error": {"message": message}}, status=400)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        choice = {
-            "index": 0,
-            "text": "",
-            "token_ids": made.ids,
-            "logprobs": {"token_logprobs": made.logprobs},
-            "finish_reason": "stop" if made.ids[-1] in body["stop_token_ids"] else "length",
-        }
-        return web.json_response({"id": "x", "choices": [choice]})
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "big"}]}, status=self.listing)
@@ -97,7 +59,6 @@ def serving(completions: Completions) -> Iterator[Completions]:
     async def serve() -> None:
         application = web.Application()
         application.router.add_post("/v1/chat/completions", completions.answer)
-        application.router.add_post("/v1/completions", completions.continue_ids)
         application.router.add_get("/v1/models", completions.models)
         runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()

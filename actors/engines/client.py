@@ -1,6 +1,6 @@
 """The HTTP side of an OpenAI-compatible endpoint: one address, its key, and what is tried again.
 
-Knows nothing of policies: `endpoint.py` speaks in token ids over it, `conversation.py` in messages.
+Knows nothing of policies: `conversation.py` speaks over it.
 """
 
 import time
@@ -35,8 +35,8 @@ Reply = TypeVar("Reply", bound=BaseModel)
 class EndpointSettings:
     url: str
     """Up to and including the version, as OpenAI's clients take it: `http://127.0.0.1:8000/v1`."""
-    model: str | None
-    """The model as the endpoint calls it; None takes the only one that it serves."""
+    model: str
+    """The model as the endpoint calls it."""
     key: SecretStr | None = None
     timeout_s: float = 300.0
     """Longest time of one request."""
@@ -76,7 +76,7 @@ class Endpoint:
 
     @property
     def description(self) -> str:
-        return f"{self._settings.model or 'the model'} at {self._settings.url}"
+        return f"{self._settings.model} at {self._settings.url}"
 
     async def __aenter__(self) -> Self:
         key = self._settings.key

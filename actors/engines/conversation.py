@@ -3,7 +3,7 @@
 Place in the flow: the rollout speaks in ids, such an endpoint in messages. Here an id is the place of a message in its
 conversation, and a generation has as many ids as the endpoint says it generated. None of it can be trained on: nobody
 knows which tokens were sampled, nor how likely they were (docs/evaluation.md). That is why this is no engine by name:
-it keeps what a rollout needs, not the contract of token exactness that `endpoint.py` keeps.
+it keeps what a rollout needs, not the contract of token exactness.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,6 @@ class Conversation:
     """The endpoint itself says when its context is full."""
     version: PolicyVersion = field(default_factory=PolicyVersion)
     stop_ids: tuple[int, ...] = ()
-    takes_weights: bool = False
     takes_words: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
 

@@ -28,7 +28,6 @@ class DrainedPolicy:
     def __init__(self, policy: Policy) -> None:
         self.max_context_tokens = policy.max_context_tokens
         self.engine = policy.engine
-        self.takes_weights = policy.takes_weights
         self.takes_words = policy.takes_words
         self._policy = policy
         self._running = 0

@@ -16,7 +16,6 @@ from horizonrl.common.plugins import load_choice, require_choice
 # Names and not classes: importing an engine takes seconds, and needs packages that the others do without.
 ENGINES = {
     "vllm": "horizonrl.actors.engines.vllm:start",
-    "endpoint": "horizonrl.actors.engines.endpoint:start",
     "scripted": "horizonrl.actors.engines.scripted:start",
 }
 
@@ -44,7 +43,6 @@ async def start_policy(
             renewed=renewed,
             vllm=actor.vllm,
             seed=seed,
-            endpoint=actor.endpoint,
         )
     )
     return DrainedPolicy(policy) if actor.weights == "drained" else policy

@@ -44,9 +44,7 @@ class ScriptedPolicy:
     """
 
     engine = "scripted"
-    takes_weights = True
     takes_words = False
-    """They only change its version."""
 
     def __init__(
         self,

@@ -57,7 +57,6 @@ async def start(settings: InferenceSettings) -> Policy:
 class VllmPolicy:
     """A Policy on vLLM's AsyncLLM. After a failed `apply` it is dead: no token comes from weights in doubt."""
 
-    takes_weights = True
     takes_words = False
 
     def __init__(self, engine: Any, settings: InferenceSettings, description: str) -> None:

@@ -20,7 +20,7 @@ from horizonrl.actors.weights.words import changed_words, compare
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import shared_frame
-from horizonrl.common.errors import BrokerError, ConfigError, WeightsDamaged, WeightsRejected
+from horizonrl.common.errors import BrokerError, WeightsDamaged, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
@@ -56,14 +56,8 @@ class WeightsFollower:
     ) -> None:
         """`shadow_dir` holds the newest weights of this run for all actors of this host (`host_copy.py`).
 
-        A frame that the learner announces as a file in `shared_dir` is read where it is. Raises ConfigError for a
-        policy that takes no weights: the learner would drop everything that it samples as stale.
+        A frame that the learner announces as a file in `shared_dir` is read where it is.
         """
-        if not policy.takes_weights:
-            raise ConfigError(
-                f"the engine ({policy.engine}) takes no new weights: it can evaluate (`horizonrl eval`), not train. "
-                "Set actor.engine to vllm"
-            )
         self._transport = transport
         self._policy = policy
         self._shared_dir = shared_dir

@@ -119,10 +119,7 @@ class ActorSection(Section):
     count: Annotated[int, Field(ge=0)] = 1
     """Actors that `train` starts on this machine."""
     engine: str = "vllm"
-    """`vllm`; `endpoint`, a running vLLM server, for `horizonrl eval` only; `scripted`, random tokens for tests; or
-    `MODULE:FUNCTION` of another package."""
-    endpoint: str | None = None
-    """Base URL for engine `endpoint`, such as `http://HOST:8000/v1`. The key comes from OPENAI_API_KEY."""
+    """`vllm`; `scripted`, random tokens for tests; or `MODULE:FUNCTION` of another package."""
     slots: Positive = 32
     """Episodes that one actor plays at once."""
     threads: Positive = 1

@@ -160,8 +160,6 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
         "max_context_tokens": config.model.max_context_tokens,
         "engine": config.actor.engine,
     }
-    if config.actor.endpoint is not None:  # the weights that sample are then the server's
-        facts["endpoint"] = config.actor.endpoint
     return Subject(str(request.model), facts, config, bool(recipes), start)
 
 

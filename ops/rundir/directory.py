@@ -67,7 +67,6 @@ def public_config(config: RunConfig) -> dict[str, Any]:
     for env in shown["envs"]:
         env["options"] = _change_texts(_hide_location, env["options"])
     for section, key in (
-        ("actor", "endpoint"),
         ("actor", "gateway_host"),
         ("learner", "node_rank"),
     ):

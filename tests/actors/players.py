@@ -25,7 +25,6 @@ class SayingPolicy:
     text: str = "go on"
     max_context_tokens: int = 512
     engine: str = "saying"
-    takes_weights: bool = True
     takes_words: bool = False
     version: PolicyVersion = field(default_factory=PolicyVersion)
     asked: list[tuple[int, ...]] = field(default_factory=list)

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.engines.client import Endpoint, EndpointSettings
 from horizonrl.actors.engines.drained import DrainedPolicy
-from horizonrl.actors.engines.endpoint import EndpointPolicy
 from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
 from horizonrl.ops.models.tiny_model import make_tokenizer
-from tests.completions import Completions, serving
 from tests.engine import Played
 
 PROMPT = (11, 12, 13, 14)
@@ -37,22 +34,10 @@ def drained_policy(scripted_policy: Played) -> Played:
     return replace(scripted_policy, policy=DrainedPolicy(scripted_policy.policy))
 
 
-@pytest.fixture
-def endpoint_policy(tmp_path: Path) -> Iterator[Played]:
-    """A policy on a small server in this process; `test_endpoint.py` asks a real vLLM server the same."""
-    weights = tmp_path / "weights.safetensors"
-    weights.touch()
-    with serving(Completions()) as completions, asyncio.Runner() as runner:
-        endpoint = runner.run(Endpoint(EndpointSettings(completions.url, model=None)).__aenter__())
-        policy = EndpointPolicy(endpoint, max_context_tokens=256)
-        yield Played(runner, policy, weights, weights)
-        runner.run(policy.close())
-
-
 VLLM = pytest.param("vllm_engine", marks=pytest.mark.process)
 
 
-@pytest.fixture(params=["scripted_policy", "drained_policy", "endpoint_policy", VLLM])
+@pytest.fixture(params=["scripted_policy", "drained_policy", VLLM])
 def played(request: pytest.FixtureRequest) -> Played:
     fixture: Played = request.getfixturevalue(request.param)
     return fixture
@@ -60,9 +45,8 @@ def played(request: pytest.FixtureRequest) -> Played:
 
 @pytest.fixture(params=["scripted_policy", VLLM])
 def trainable(request: pytest.FixtureRequest) -> Played:
-    """A policy that takes weights."""
+    """A policy whose new weights do not wait for its generations."""
     fixture: Played = request.getfixturevalue(request.param)
-    assert fixture.policy.takes_weights
     return fixture
 
 
@@ -155,18 +139,6 @@ def test_a_file_that_is_not_there_is_rejected_and_the_old_weights_stay(played: P
     assert played.run(ask(played)).spans[0].version == old.version
 
 
-def test_a_policy_whose_weights_are_its_own_rejects_others_and_stays_at_work(
-    endpoint_policy: Played,
-) -> None:
-    assert not endpoint_policy.policy.takes_weights
-    with pytest.raises(WeightsRejected, match="takes no weights"):
-        endpoint_policy.run(
-            endpoint_policy.policy.apply(endpoint_policy.second, later(endpoint_policy))
-        )
-    assert endpoint_policy.policy.version == PolicyVersion()
-    assert len(endpoint_policy.run(ask(endpoint_policy)).ids) == 16
-
-
 def test_a_cancelled_request_leaves_the_policy_at_work(played: Played) -> None:
     async def cancel() -> None:
         running = asyncio.create_task(ask(played, max_tokens=200))
@@ -192,9 +164,8 @@ def test_a_script_reads_and_writes_text() -> None:
     assert tokenizer.decode(answer.ids) == "you said look"
 
 
-@pytest.mark.parametrize(
-    "name", ["scripted_policy", "drained_policy", "endpoint_policy"]
-)  # vLLM's is shared, and closed by its own test
+# vLLM's is shared, and closed by its own test
+@pytest.mark.parametrize("name", ["scripted_policy", "drained_policy"])
 def test_a_closed_policy_is_dead(name: str, request: pytest.FixtureRequest) -> None:
     played: Played = request.getfixturevalue(name)
     played.run(played.policy.close())

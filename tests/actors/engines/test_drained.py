@@ -165,5 +165,4 @@ def test_the_config_chooses(weights: str, kind: type, tmp_path: Path) -> None:
     config = RunConfig.load([], overrides)
     policy = asyncio.run(start_policy(config.actor, config.model, tmp_path, seed=0))
     assert type(policy) is kind
-    assert policy.takes_weights
     assert policy.engine == "scripted"

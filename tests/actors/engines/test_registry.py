@@ -33,7 +33,7 @@ def test_an_engine_of_another_package_is_named_by_module_and_function() -> None:
     [
         (
             "vlm",
-            r"'vlm': choose vllm, endpoint, scripted, or MODULE:FUNCTION .*; did you mean vllm\?",
+            r"'vlm': choose vllm, scripted, or MODULE:FUNCTION .*; did you mean vllm\?",
         ),
         ("no_such_package:start", r"this Python has no module 'no_such_package'"),
         ("json:begin", r"has no function 'begin'"),

@@ -17,7 +17,7 @@ from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import digest_file, publish_frame
-from horizonrl.common.errors import ConfigError, WeightsRejected
+from horizonrl.common.errors import WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 
@@ -195,15 +195,6 @@ def test_weights_that_the_probe_rejects_end_the_follower(play: Play) -> None:
         assert raised.group_contains(WeightsRejected, match="probe")
 
     run(scenario())
-
-
-def test_a_policy_that_takes_no_weights_is_rejected_before_any_ticket(tmp_path: Path) -> None:
-    policy = ScriptedPolicy()
-    policy.takes_weights = False
-    with pytest.raises(
-        ConfigError, match=r"takes no new weights: it can evaluate \(`horizonrl eval`\), not train"
-    ):
-        WeightsFollower(MemoryTransport(MemoryServer()), policy, tmp_path)
 
 
 def test_a_shared_file_that_the_learner_removes_during_a_drain_is_loaded(play: Play) -> None:

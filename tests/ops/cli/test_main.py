@@ -249,7 +249,6 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
             [*REMOTE, "--env", "parity", "--key-variable", "NOPE"],
             "an environment variable that is not set",
         ),
-        (["train", "--actor.engine", "endpoint"], "it can evaluate (`horizonrl eval`), not train"),
         ([*REMOTE], "on what?"),
         ([*REMOTE, "--env", "gone"], "no environment 'gone'"),
         ([*REMOTE, "--env", "parity", "--categories", "hard"], "has no category 'hard'"),

@@ -154,7 +154,6 @@ def test_no_path_or_address_is_left_in_what_is_published_at_any_depth(tmp_path: 
         tmp_path,
         f"--envs={json.dumps([{'id': 'parity', 'options': options}])}",
         '--actor.vllm={"download_dir": "/home/alice/models"}',
-        "--actor.endpoint=http://inner.example/v1",
         "--actor.gateway_host=inner.example",
         "--learner.nodes=2",
         "--learner.node_rank=1",
