@@ -31,7 +31,6 @@ def engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
         weight_decay=config.learner.weight_decay,
         betas=config.learner.betas,
         gradient_checkpointing=config.learner.gradient_checkpointing,
-        head_dtype=config.learner.head_dtype,
         seed=config.run.seed,
         temperature=config.rollout.temperature,
         collective_timeout_s=config.learner.step_timeout_s,

@@ -206,8 +206,6 @@ class LearnerSection(Section):
     """Decay rates of AdamW's two moments."""
     gradient_checkpointing: bool = False
     """Whether layers are computed twice to save memory."""
-    head_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Precision of the head; bfloat16 rounds logits as the actors do."""
     checkpoint_every: Positive = 5
     """Steps between checkpoints. Phase ends and SIGTERM write one too."""
     keep_checkpoints: Positive = 2
@@ -267,11 +265,6 @@ class LearnerSection(Section):
             raise ValueError(
                 f"learner.deepspeed has keys but learner.backend is {self.backend}: leave them out, or set backend to "
                 "deepspeed"
-            )
-        if self.head_dtype == "float32" and self.zero_stage == 3:
-            raise ValueError(
-                "learner.head_dtype is float32 but learner.zero_stage is 3, at which the head's weight is only whole "
-                "inside its own product: set zero_stage to 2 or less, or head_dtype to bfloat16"
             )
         # DeepSpeed partitions nothing at stage 0, gradients from stage 2, parameters at stage 3.
         zero = self.deepspeed.get("zero_optimization", {})

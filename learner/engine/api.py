@@ -29,7 +29,6 @@ class EngineSettings:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     gradient_checkpointing: bool = False
-    head_dtype: str = "bfloat16"
     seed: int = 0
     temperature: float = 1.0
     """The rollout temperature: recorded logprobs are those of the distribution after temperature. Demonstrations are

@@ -159,9 +159,7 @@ class PolicyGradientEngine:
 
     def _gap(self, trace: Trace, version: int, weights: Path) -> float:
         device = self._backend.device
-        scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device).to(
-            device
-        )
+        scorer = frozen_scorer(self._settings.model_dir, device).to(device)
         # A tied head has no tensor of its own.
         scorer.lm.load_state_dict(load_file(weights), strict=False)
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
@@ -393,7 +391,7 @@ class PolicyGradientEngine:
     def _reference(self) -> FrozenModel:
         device = self._backend.device
         return FrozenModel(
-            frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device),
+            frozen_scorer(self._settings.model_dir, device),
             self._backend,
         )
 
@@ -496,6 +494,4 @@ def build_scorer(settings: EngineSettings, device: torch.device) -> TokenScorer:
         # host: each operator goes through Python (docs/performance.md).
         keep_products(lm)
     advantage = settings.objective.advantage
-    return TokenScorer(
-        lm, advantage.needs_critic, settings.head_dtype, advantage.kind == "otb", device
-    )
+    return TokenScorer(lm, advantage.needs_critic, advantage.kind == "otb", device)

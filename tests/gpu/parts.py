@@ -594,7 +594,7 @@ def read_7b(run: Run, values: dict[str, Any]) -> None:
     shape, tokens = run.shape("7B"), run.pick(32768, 256)
     lm = language_model(shape)
     recompute.checkpoint_layers(lm)
-    scorer = TokenScorer(lm, head_dtype="bfloat16", device=DEVICE)
+    scorer = TokenScorer(lm, device=DEVICE)
     places = torch.arange(tokens, device=DEVICE)
     asked = (
         places % shape.vocabulary,
@@ -781,7 +781,7 @@ def head(run: Run) -> None:
     """Score tokens with 7B's head: the learner's way, and in chunks; time, memory, gradients against float64."""
     rows, chunks = run.pick((8192, (220, 2048, 8192)), (64, (8, 64)))
     lm = language_model(replace(run.shape("7B"), layers=1, tied=False))
-    scorer, hidden = TokenScorer(lm, head_dtype="bfloat16", device=DEVICE), list[Tensor]()
+    scorer, hidden = TokenScorer(lm, device=DEVICE), list[Tensor]()
     weight_VD: Tensor = lm.lm_head.weight
     places = torch.arange(rows + 1, device=DEVICE)
     ids = places * 7919 % len(weight_VD)

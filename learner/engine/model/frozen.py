@@ -37,7 +37,7 @@ def _copy(_: str, tensor: Tensor) -> Tensor:
     return tensor.cpu()
 
 
-def frozen_scorer(model_dir: Path, head_dtype: str | None, device: torch.device) -> TokenScorer:
+def frozen_scorer(model_dir: Path, device: torch.device) -> TokenScorer:
     """Load the model that the run began with, without adapters, into host memory, to be used on `device`."""
     lm: Any = load_language_model(model_dir)
-    return TokenScorer(lm.requires_grad_(False), head_dtype=head_dtype, device=device)
+    return TokenScorer(lm.requires_grad_(False), device=device)

@@ -32,13 +32,9 @@ class ScoringHead(nn.Module):
     of calls must not depend on a rank's tokens.
     """
 
-    def __init__(
-        self, linear: Any, dtype: torch.dtype | None, logit_scale: float, collisions: bool
-    ) -> None:
-        """`dtype` is the precision of the logits; None is that of the hidden states."""
+    def __init__(self, linear: Any, logit_scale: float, collisions: bool) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, getattr(linear, "bias", None)
-        self._dtype = dtype
         self._logit_scale = logit_scale
         self._collisions = collisions
 
@@ -48,14 +44,7 @@ class ScoringHead(nn.Module):
         """Return log softmax(logits / temperature) at `ids_N`, the entropies, and the collisions or 0."""
         # The family's factor goes into the temperature, so that no scaled copy of the logits is made.
         temperatures_N = temperatures_N / self._logit_scale
-        asked = (
-            hidden_ND,
-            self.weight,
-            self.bias,
-            ids_N,
-            temperatures_N,
-            self._dtype or hidden_ND.dtype,
-        )
+        asked = (hidden_ND, self.weight, self.bias, ids_N, temperatures_N)
         scores: tuple[Tensor, Tensor, Tensor]
         scores = _Scores.apply(*asked, self._collisions and not torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         return scores
@@ -76,19 +65,17 @@ class _Scores(torch.autograd.Function):
         bias_V: Tensor | None,
         ids_N: Tensor,
         temperatures_N: Tensor,
-        dtype: torch.dtype,
         squares: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
-        wide_N = temperatures_N.to(torch.promote_types(dtype, torch.float32))
+        wide_N = temperatures_N.to(torch.promote_types(hidden_ND.dtype, torch.float32))
         logprobs_N, entropies_N, normalisers_N, collisions_N = (
             torch.zeros_like(wide_N) for _ in range(4)
         )
-        ctx.chunks = _chunks(len(ids_N), weight)
+        ctx.chunks = _chunks(len(ids_N), weight_VD)
         logits_CV = None
         for chunk in ctx.chunks:
             logits_CV = None  # before there are more of them
-            logits_CV = nn.functional.linear(hidden_ND[chunk].to(dtype), weight, bias)
+            logits_CV = nn.functional.linear(hidden_ND[chunk], weight_VD, bias_V)
             for rows, logits_RV in _rows(chunk, logits_CV):
                 scores = _score(logits_RV, ids_N[rows], wide_N[rows])
                 logprobs_N[rows], entropies_N[rows], normalisers_N[rows] = scores
@@ -98,7 +85,6 @@ class _Scores(torch.autograd.Function):
         ctx.save_for_backward(
             hidden_ND, weight_VD, bias_V, ids_N, wide_N, normalisers_N, entropies_N, logits_CV
         )
-        ctx.dtype = dtype
         ctx.mark_non_differentiable(collisions_N)
         # Without an entropy bonus the entropy's gradient stays None, which spares the backward pass its longer branch.
         ctx.set_materialize_grads(False)
@@ -118,7 +104,6 @@ class _Scores(torch.autograd.Function):
             entropies_N,
             logits_CV,
         ) = ctx.saved_tensors
-        weight, bias = weight_VD.to(ctx.dtype), None if bias_V is None else bias_V.to(ctx.dtype)
         if gradient_N is None:
             gradient_N = torch.zeros_like(normalisers_N)
         weights_N = gradient_N / temperatures_N
@@ -128,9 +113,9 @@ class _Scores(torch.autograd.Function):
         sums_V = _Sum(ctx.needs_input_grad[2], len(ctx.chunks))
         # The last chunk's logits are there.
         for chunk in reversed(ctx.chunks):
-            hidden_CD = hidden_ND[chunk].to(ctx.dtype)
+            hidden_CD = hidden_ND[chunk]
             if logits_CV is None:
-                logits_CV = nn.functional.linear(hidden_CD, weight, bias)
+                logits_CV = nn.functional.linear(hidden_CD, weight_VD, bias_V)
             for rows, logits_RV in _rows(chunk, logits_CV):
                 scaled_RV = logits_RV.to(temperatures_N.dtype) / temperatures_N[rows, None]
                 logprobs_RV = scaled_RV.sub_(normalisers_N[rows, None])
@@ -139,12 +124,12 @@ class _Scores(torch.autograd.Function):
                     logprobs_RV, ids_N[rows], weights_N[rows], entropies_N[rows], bonuses_R
                 )
                 logits_RV.copy_(gradient_RV)  # nothing asks for these logits again
-            hidden_gradient_ND[chunk] = logits_CV.mm(weight)
+            hidden_gradient_ND[chunk] = logits_CV.mm(weight_VD)
             sums_VD.add_product(logits_CV, hidden_CD)
             sums_V.add_rows(logits_CV)
             logits_CV = None
         weight_gradient, bias_gradient = sums_VD.rounded(weight_VD), sums_V.rounded(bias_V)
-        return hidden_gradient_ND, weight_gradient, bias_gradient, None, None, None, None
+        return hidden_gradient_ND, weight_gradient, bias_gradient, None, None, None
 
 
 class _Sum:

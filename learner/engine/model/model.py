@@ -48,22 +48,16 @@ class TokenScorer(nn.Module):
         self,
         lm: nn.Module,
         critic: bool = False,
-        head_dtype: str | None = None,
         collisions: bool = False,
         device: torch.device = CPU,
     ) -> None:
-        """`head_dtype` is the precision of the logits; None is that of the model's head.
-
-        `device` is where the scorer will be used. The model is tried there, and is then where it was before.
-        """
+        """`device` is where the scorer will be used. The model is tried there, and is then where it was before."""
         super().__init__()
         self.lm = lm
         self._logit_scale = _logit_scale(cast(Any, lm).config)
-        dtype = getattr(torch, head_dtype) if head_dtype else None
         # After the model, so that the parameters that both have are known by their names in it.
-        self.head = ScoringHead(
-            cast(Any, lm).get_output_embeddings(), dtype, self._logit_scale, collisions
-        )
+        linear = cast(Any, lm).get_output_embeddings()
+        self.head = ScoringHead(linear, self._logit_scale, collisions)
         self.critic = _critic(lm) if critic else None
         with _moved(lm, device):
             self.packs: bool = self._probe()

@@ -301,7 +301,6 @@ def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
             {"zero_stage": 1, "deepspeed": {"zero_optimization": {"overlap_comm": True}}},
             "set zero_stage to 2 or more",
         ),
-        ({"zero_stage": 3, "head_dtype": "float32"}, "set zero_stage to 2 or less"),
         (
             {"zero_stage": 2, "deepspeed": {"zero_optimization": {"offload_param": {}}}},
             "set zero_stage to 3 or more",

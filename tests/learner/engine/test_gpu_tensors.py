@@ -51,7 +51,7 @@ def test_the_head_cuts_a_gpus_tokens_by_a_gpus_limits_and_scores_the_same(
         return score(logits_RV, *asked)
 
     monkeypatch.setattr(head, "_score", counted)
-    scoring = head.ScoringHead(SimpleNamespace(weight=weight_VD), None, 1.0, False)
+    scoring = head.ScoringHead(SimpleNamespace(weight=weight_VD), 1.0, False)
     logprobs_N, _, _ = scoring(hidden_ND, torch.full((60,), 7), torch.ones(60))
     assert rows == [10, 10, 10, 5, 10, 10, 5]  # chunks of 10, 25 and 25 tokens: the last is full
     assert_allclose(logprobs_N, expected, rtol=1e-5)

@@ -58,7 +58,7 @@ def _scorer(shape: ModelShape, head_width: int, checkpoint: bool) -> TokenScorer
         recompute.checkpoint_layers(lm)
     for parameter in lm.parameters():
         parameter.register_post_accumulate_grad_hook(_free)
-    return TokenScorer(lm, head_dtype="bfloat16")
+    return TokenScorer(lm)
 
 
 def _flash(q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, segments: Any, scale: float) -> Tensor:

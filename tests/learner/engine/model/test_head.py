@@ -15,7 +15,7 @@ def scores_of(logits_NV: Tensor, ids_N: Tensor, temperature: float = 1.0) -> tup
     """Return log-probabilities and entropies from a head that hands its input through."""
     identity = nn.Linear(logits_NV.shape[1], logits_NV.shape[1], bias=False, dtype=logits_NV.dtype)
     nn.init.eye_(identity.weight)
-    logprobs_N, entropies_N, _ = ScoringHead(identity, None, 1.0, False)(
+    logprobs_N, entropies_N, _ = ScoringHead(identity, 1.0, False)(
         logits_NV, ids_N, torch.full((len(ids_N),), temperature, dtype=torch.float64)
     )
     return logprobs_N, entropies_N
@@ -88,7 +88,7 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradients_finite() -> None
         torch.randn(3, 5, dtype=torch.float64, requires_grad=True),
         torch.full((3,), 0.7),
     )
-    logprobs_N, entropies_N, _ = ScoringHead(linear, None, 1.0, False)(
+    logprobs_N, entropies_N, _ = ScoringHead(linear, 1.0, False)(
         hidden_ND, torch.tensor([0, 1, 2]), temperatures_N
     )
     made = torch.autograd.grad(
@@ -123,7 +123,7 @@ def in_chunks(
     )
     ids_N = torch.randint(ids, (tokens,), generator=generator)
     pulls_N = torch.randn(tokens, generator=generator)
-    logprobs_N, entropies_N, _ = ScoringHead(linear, None, 1.0, False)(
+    logprobs_N, entropies_N, _ = ScoringHead(linear, 1.0, False)(
         hidden_ND, ids_N, torch.ones(tokens)
     )
     loss = (logprobs_N * pulls_N + 0.1 * entropies_N).sum()
@@ -149,7 +149,7 @@ def test_a_frozen_head_gets_no_gradient_and_hands_one_on(monkeypatch: pytest.Mon
     for chunk in (2, 100):
         monkeypatch.setitem(head.LOGITS_BYTES, "cpu", chunk * 7 * 4)
         hidden_ND = torch.ones(5, 5, requires_grad=True)
-        ScoringHead(linear, None, 1.0, False)(hidden_ND, torch.arange(5), torch.ones(5))[
+        ScoringHead(linear, 1.0, False)(hidden_ND, torch.arange(5), torch.ones(5))[
             0
         ].sum().backward()
         assert hidden_ND.grad is not None and hidden_ND.grad.any()

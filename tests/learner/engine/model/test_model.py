@@ -137,36 +137,6 @@ def test_an_episode_does_not_see_its_neighbours(lm: Any) -> None:
     )
 
 
-def test_a_float32_head_does_not_round_logits_and_sends_their_gradient_to_the_heads_weight(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm: Any = load_language_model(tiny_model).eval()
-    (micro_batch,) = pack(make_batch(traces=4).traces, 1, 1000)[0]
-    laid = laid_out(micro_batch)
-    monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 20 * 512 * 4)
-    scorer = TokenScorer(lm, head_dtype="float32")
-    asked_N, hidden_TD = laid[3], scorer._hidden(*laid[:3])
-    weight_VD = lm.get_output_embeddings().weight
-    weight = weight_VD.detach().float().requires_grad_()
-    logits_NV = hidden_TD.detach().index_select(0, asked_N - 1).float() @ weight.T
-    oracle_N = logits_NV.log_softmax(-1).gather(
-        -1, laid[0].index_select(0, asked_N)[:, None].long()
-    )[:, 0]
-    logprobs_N = scorer(*laid).logprobs_N.detach()
-    assert_allclose(logprobs_N, oracle_N.detach(), atol=1e-5)
-    rounded_N = TokenScorer(lm)(*laid).logprobs_N.detach()
-    assert float((rounded_N - logprobs_N).abs().mean()) > 1e-4
-    # Only the head's own part of the gradient: embeddings that are tied to it have another one.
-    (ours,) = torch.autograd.grad(
-        scorer.head(hidden_TD.detach()[asked_N - 1], laid[0][asked_N], torch.ones(len(asked_N)))[
-            0
-        ].sum(),
-        [weight_VD],
-    )
-    (theirs,) = torch.autograd.grad(oracle_N.sum(), [weight])
-    assert_allclose(ours.float(), theirs, rtol=2e-2, atol=2e-2 * float(theirs.abs().max()))
-
-
 def test_each_tokens_temperature_divides_its_logits(lm: Any) -> None:
     ids_T, scorer = (
         torch.randint(512, (10,), generator=torch.Generator().manual_seed(0)),
