@@ -98,7 +98,7 @@ class RunSchedule:
                 phase_step - self.advantage.critic_steps,
                 steps - self.advantage.critic_steps,
             )
-        fallen = decay(rates.lr_schedule, phase_step, steps, warmup_steps, rates.lr_end_share)
+        fallen = decay(rates.lr_schedule, phase_step, steps, warmup_steps)
         return rates.lr * warm_up(phase_step, warmup_steps) * fallen
 
     def warmup_steps(self, phase: Phase) -> int:

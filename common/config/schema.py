@@ -290,7 +290,7 @@ class RunConfig(RunSchedule, BaseSettings):
         )
         for name, phase, rates, before in phases:
             warmup_steps, steps = self.warmup_steps(phase), rates.steps - before
-            refuse_senseless(name, rates.lr_schedule, steps, warmup_steps, rates.lr_end_share)
+            refuse_senseless(name, rates.lr_schedule, steps, warmup_steps)
         return self
 
     @model_validator(mode="after")

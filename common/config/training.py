@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from horizonrl.common.arrays import MAX_TOKENS
 from horizonrl.common.config.deepspeed import refuse_unsafe
 from horizonrl.common.config.rates import RateSchedule
-from horizonrl.common.config.section import AboveZero, ByKind, Positive, Seconds, Section, Share
+from horizonrl.common.config.section import AboveZero, ByKind, Positive, Seconds, Section
 from horizonrl.common.state import ContextRule
 from horizonrl.common.types import MAX_GROUP_SIZE, MAX_TEMPERATURE, HorizonTurns, Kind, Name
 
@@ -121,9 +121,7 @@ class ImitationSection(Section):
     lr: Annotated[float, Field(gt=0)] = 3e-5
     """Learning rate of AdamW in this phase, after the warm-up."""
     lr_schedule: RateSchedule = "constant"
-    """How the learning rate falls over this phase's steps. Raising `steps` stretches the decay."""
-    lr_end_share: Share = 0.0
-    """Share of `lr` that linear and cosine fall to."""
+    """How the learning rate falls to 0 over this phase's steps. Raising `steps` stretches the decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up at the start of this phase."""
 
@@ -147,9 +145,7 @@ class RlSection(Section):
     lr: Annotated[float, Field(gt=0)] = 1e-5
     """Learning rate of AdamW in this phase, after the warm-up."""
     lr_schedule: RateSchedule = "constant"
-    """How the learning rate falls over this phase's steps. Raising `steps` stretches the decay."""
-    lr_end_share: Share = 0.0
-    """Share of `lr` that linear and cosine fall to."""
+    """How the learning rate falls to 0 over this phase's steps. Raising `steps` stretches the decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up at the start of this phase."""
     demos_per_step: Annotated[int, Field(ge=0)] = 0
