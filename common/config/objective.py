@@ -155,26 +155,19 @@ class RewardSection(Section):
     """Rewards to train on. environment: those of the turns. success: only 1 at the end of a solved episode."""
     turn_cost: NotNegative = 0.0
     """Cost subtracted from each turn's reward."""
-    overlong_band: tuple[Positive, Positive] | None = None
-    """Generated tokens per episode between which a penalty grows to `overlong_cost`, such as [384, 512] (soft overlong
-    punishment, DAPO)."""
-    overlong_cost: AboveZero = 1.0
-    """Full penalty, subtracted from the reward of the last turn."""
+    overlong: tuple[Positive, Positive, AboveZero] | None = None
+    """Penalty of the last turn for long episodes: the generated tokens at which it begins and at which it is full, and
+    its full size, such as [384, 512, 1.0] (soft overlong punishment, DAPO)."""
     normalisation: Literal["environment"] | None = None
     """Whether returns are divided by their standard deviation per environment. Estimators without a group baseline also
     subtract the mean."""
 
     @model_validator(mode="after")
-    def _has_a_band(self) -> Self:
-        if self.overlong_band is not None and self.overlong_band[0] >= self.overlong_band[1]:
+    def _grows_over_a_band(self) -> Self:
+        if self.overlong is not None and self.overlong[0] >= self.overlong[1]:
             raise ValueError(
-                f"overlong_band is {list(self.overlong_band)}: give the length at which the penalty begins, and a "
-                "larger one at which it is full"
-            )
-        if self.overlong_band is None and self.overlong_cost != 1.0:
-            raise ValueError(
-                f"overlong_cost is {self.overlong_cost} but overlong_band is none, so that no length is penalised: "
-                "give the band too, or leave the cost out"
+                f"overlong is {list(self.overlong)}: give the length at which the penalty begins, a larger one at "
+                "which it is full, and its full size"
             )
         return self
 
@@ -304,8 +297,6 @@ class CorrectionSection(Section):
     """Importance weight for reinforce, decoupled_ppo and gspo. auto: token for these, otherwise off."""
     geometric_band: Band | None = None
     """Geometric mean ratios of kept episodes, such as [0.99, 1.01]."""
-    k3_max: AboveZero | None = None
-    """Largest mean of r - log r - 1 of kept episodes, such as 1e-2."""
     veto_band: Band | None = None
     """Band outside which one token's ratio drops its episode, such as [1e-4, 100]."""
     stale_negative_max: AboveZero | None = None
@@ -316,7 +307,7 @@ class CorrectionSection(Section):
     @property
     def masks(self) -> bool:
         """Whether any mask is on."""
-        bounds = (self.geometric_band, self.k3_max, self.veto_band, self.stale_negative_max)
+        bounds = (self.geometric_band, self.veto_band, self.stale_negative_max)
         return any(bound is not None for bound in bounds)
 
     @model_validator(mode="after")
@@ -366,10 +357,8 @@ Correction = Annotated[
 class ReferenceSection(Section):
     kl: NotNegative = 0.0
     """Coefficient of the KL to the policy at the start of RL. 0 loads no reference."""
-    place: Literal["loss", "reward"] = "loss"
-    """Whether the KL is added to the loss, or subtracted from each token's reward."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL in the loss. In the reward it is always k1."""
+    estimator: Literal["k1", "k2", "k3", "k1_reward"] = "k3"
+    """Estimator of the KL that is added to the loss. k1_reward is subtracted from each token's reward instead."""
     refresh_every: Positive | None = None
     """Versions after which the reference moves to the policy. None keeps the first."""
 
@@ -394,7 +383,12 @@ class Objective(Section):
     @property
     def penalised(self) -> bool:
         """Whether the KL to the reference is taken from the reward."""
-        return self.reference.kl > 0 and self.reference.place == "reward"
+        return self.reference.kl > 0 and self.reference.estimator == "k1_reward"
+
+    @property
+    def adds_kl(self) -> bool:
+        """Whether the KL to the reference is added to the loss."""
+        return self.reference.kl > 0 and not self.penalised
 
     @property
     def needs_reference(self) -> bool:
@@ -463,10 +457,10 @@ class Objective(Section):
         may_be_negative = {
             f"reward.kind {reward.kind}": isinstance(reward, OwnReward),
             "reward.turn_cost": reward.turn_cost > 0,
-            "reward.overlong_band": reward.overlong_band is not None,
+            "reward.overlong": reward.overlong is not None,
             "reward.normalisation": reward.normalisation is not None
             and not advantage.group_relative,
-            "reference.kl with place reward": self.penalised,
+            "reference.estimator k1_reward": self.penalised,
         }
         causes = [key for key, is_set in may_be_negative.items() if is_set]
         if advantage.kind in positive and causes:

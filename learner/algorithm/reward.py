@@ -29,10 +29,9 @@ def shaped(episode: Episode, settings: RewardSection) -> EpisodeRewards:
         rewards = [0.0] * (len(rewards) - 1) + [float(episode.success)]
     if settings.turn_cost:
         rewards = [reward - settings.turn_cost for reward in rewards]
-    if settings.overlong_band is not None:
-        rewards[-1] -= settings.overlong_cost * overlong(
-            episode.generated_tokens, *settings.overlong_band
-        )
+    if settings.overlong is not None:
+        begins_at, full_at, cost = settings.overlong
+        rewards[-1] -= cost * overlong(episode.generated_tokens, begins_at, full_at)
     return rewards
 
 

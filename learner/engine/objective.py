@@ -196,7 +196,7 @@ def token_loss(
     loss_N = policy_loss(output.logprobs_N, inputs, objective)
     if objective.loss.entropy > 0:
         loss_N = loss_N - objective.loss.entropy * output.entropies_N
-    if objective.reference.kl > 0 and objective.reference.place == "loss":
+    if objective.adds_kl:
         estimator = KL_ESTIMATORS[objective.reference.estimator]
         loss_N = loss_N + objective.reference.kl * estimator(output.logprobs_N, inputs.reference_N)
     # After entropy and KL, and instead of them: a demonstration's loss is −log π alone.
@@ -342,9 +342,7 @@ def loss_stats(
 
 def _moving(policy_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return whether each token moves the policy, by its `policy_loss`."""
-    if objective.loss.entropy > 0 or (
-        objective.reference.kl > 0 and objective.reference.place == "loss"
-    ):
+    if objective.loss.entropy > 0 or objective.adds_kl:
         return inputs.scales_N > 0  # both terms reach tokens that a mask drops
     return ((policy_N != 0) | inputs.demo_N) & (inputs.scales_N > 0)
 

@@ -45,7 +45,7 @@ SMALL_OVERRIDES: Overrides = {
     "eval.samples": 1,
     "eval.tasks": 4,
     # Random tokens solve nothing: only their number tells a group's episodes apart.
-    "reward.overlong_band": [1, 1000],
+    "reward.overlong": [1, 1000, 1.0],
 }
 
 

@@ -85,7 +85,7 @@ def objective_of(kind: str, kl: float = 0.0, **options: Any) -> Objective:
         return RunConfig.load([], DPO).objective
     return Objective(
         advantage=make_advantage(kind=kind, **options),
-        reference=ReferenceSection(kl=kl, place="reward"),
+        reference=ReferenceSection(kl=kl, estimator="k1_reward"),
     )
 
 

@@ -40,7 +40,7 @@ seeds = st.integers(0, 1 << 32)
 def objective_of(kind: str, kl: float = 0.0, **options: Any) -> Objective:
     return Objective(
         advantage=make_advantage(kind=kind, **options),
-        reference=ReferenceSection(kl=kl, place="reward"),
+        reference=ReferenceSection(kl=kl, estimator="k1_reward"),
     )
 
 

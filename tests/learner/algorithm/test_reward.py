@@ -48,7 +48,7 @@ def test_the_punishment_is_daposs() -> None:
 
 def test_cost_and_punishment_are_those_of_the_turns_and_the_whole_length() -> None:
     episode = make_episode(0, make_turn(range(6)), make_turn(range(4), reward=1.0))
-    settings = EnvironmentReward(turn_cost=0.1, overlong_band=(8, 12), overlong_cost=2.0)
+    settings = EnvironmentReward(turn_cost=0.1, overlong=(8, 12, 2.0))
     assert shaped(episode, settings) == pytest.approx([-0.1, 1.0 - 0.1 - 2.0 * 0.5])
     assert shaped(episode, EnvironmentReward()) == [0.0, 1.0]
 
@@ -197,23 +197,22 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
             ["--advantage.kind=return", "--reward.normalisation=environment"],
             "would push an episode away without end, and reward.normalisation may",
         ),
-        (["--reward.overlong_band=[20,10]"], "a larger one at which it is full"),
-        (["--reward.overlong_cost=0.5"], "no length is penalised"),
+        (["--reward.overlong=[20,10,1]"], "a larger one at which it is full"),
         (
             ["--advantage.kind=maxrl", "--reward.turn_cost=0.1"],
             "divides by the mean return, and reward.turn_cost may make a return negative",
         ),
         (
-            ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.place=reward"],
-            "reference.kl with place reward may make a return negative",
+            ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.estimator=k1_reward"],
+            "reference.estimator k1_reward may make a return negative",
         ),
         (
             ["--advantage.kind=return", "--reward.turn_cost=0.1"],
             "and reward.turn_cost may make a return negative",
         ),
         (
-            ["--advantage.kind=return", "--reference.kl=0.1", "--reference.place=reward"],
-            "without end, and reference.kl with place reward may make a return negative",
+            ["--advantage.kind=return", "--reference.kl=0.1", "--reference.estimator=k1_reward"],
+            "without end, and reference.estimator k1_reward may make a return negative",
         ),
         (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),
         (["--loss.kl_max=0.1"], "a batch makes a single update"),

@@ -358,7 +358,6 @@ GEOMETRIC = make_correction(geometric_band=(0.9, 1.1))
     [
         ("deepspeed", GEOMETRIC),
         ("torch", GEOMETRIC),
-        ("torch", make_correction(k3_max=1e-9)),
         ("torch", make_correction(veto_band=(0.9, 1.1))),
         ("torch", make_correction(stale_negative_max=1e-9)),
         ("torch", make_correction(kind="icepop", band=(0.9, 1.1))),
