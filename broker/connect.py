@@ -1,8 +1,8 @@
 """Open a run's transport: the scheme of `broker.url` chooses which one.
 
 This is the only door to a broker for actors, learner and ops. To add a transport, write a module with a function
-`connect(run, broker, role, existing)` that returns a `Transport`, and list its scheme below. The contract suite runs
-every scheme.
+`connect(run, broker, role, existing, wait_s)` that returns a `Transport`, and list its scheme below. The contract suite
+runs every scheme.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +14,7 @@ from horizonrl.broker.api import Role, Transport
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import ConfigError
 
-Connect = Callable[[str, BrokerSection, Role, bool], Awaitable[Transport]]
+Connect = Callable[[str, BrokerSection, Role, bool, float | None], Awaitable[Transport]]
 
 TRANSPORTS = {
     "nats": "horizonrl.broker.nats.connect:connect",
@@ -28,25 +28,34 @@ client takes half a second, which `horizonrl --help` should not."""
 
 
 async def connect(
-    run: str, broker: BrokerSection, role: Role = Role.CONTROLLER, *, existing: bool = False
+    run: str,
+    broker: BrokerSection,
+    role: Role = Role.CONTROLLER,
+    *,
+    existing: bool = False,
+    wait_s: float | None = None,
 ) -> Transport:
     """Connect to `broker.url` as a role. The controller creates the run's streams; the other roles wait for them.
 
     With `existing`, no role creates streams or waits for them: without streams of the run, this raises RunUnknown.
-    Raises ConfigError for a url that no transport serves, BrokerUnreachable if no broker answers within
-    `connect_timeout_s`, and BrokerDenied if it refuses the credentials. Once open, the transport survives any number of
-    broker restarts.
+    Raises ConfigError for a url that no transport serves, BrokerUnreachable if no broker answers within `wait_s`, and
+    BrokerDenied if it refuses the credentials. Once open, the transport survives any number of broker restarts.
     """
     opened: Connect = _find(broker)
-    return await opened(run, broker, role, existing)
+    return await opened(run, broker, role, existing, wait_s)
 
 
 @asynccontextmanager
 async def connected(
-    run: str, broker: BrokerSection, role: Role = Role.CONTROLLER, *, existing: bool = False
+    run: str,
+    broker: BrokerSection,
+    role: Role = Role.CONTROLLER,
+    *,
+    existing: bool = False,
+    wait_s: float | None = None,
 ) -> AsyncIterator[Transport]:
     """Hold a run's transport open while the body runs (see `connect`)."""
-    transport = await connect(run, broker, role, existing=existing)
+    transport = await connect(run, broker, role, existing=existing, wait_s=wait_s)
     try:
         yield transport
     finally:

@@ -34,7 +34,11 @@ SERVERS: dict[str, "MemoryServer"] = {}
 
 
 async def connect(
-    run: str, broker: BrokerSection, role: Role, existing: bool = False
+    run: str,
+    broker: BrokerSection,
+    role: Role,
+    existing: bool = False,
+    wait_s: float | None = None,
 ) -> "MemoryTransport":
     """Open a run on the broker that `broker.url` names; it exists from its first use until the process ends.
 

@@ -23,6 +23,8 @@ from horizonrl.common.logs import get_logger
 
 log = get_logger()
 
+CONNECT_S = 10.0
+"""Seconds that a starting role waits for the broker."""
 PING_S = 5
 """Seconds between two pings. A connection that died without a sign is noticed after two of them."""
 STREAMS_WAIT_S = 120.0
@@ -35,14 +37,19 @@ PENDING_BYTES = 128 << 20
 
 
 async def connect(
-    run: str, broker: BrokerSection, role: Role = Role.CONTROLLER, existing: bool = False
+    run: str,
+    broker: BrokerSection,
+    role: Role = Role.CONTROLLER,
+    existing: bool = False,
+    wait_s: float | None = None,
 ) -> NatsTransport:
     """Connect to `broker.url` as a role; the controller creates the run's streams, the other roles wait for them.
 
     With `existing`, no role creates streams or waits for them: this raises RunUnknown if there are none of the run.
-    Raises BrokerUnreachable after `connect_timeout_s`, BrokerDenied for wrong credentials and certificates, ConfigError
-    for a file of `[broker.nats]` that cannot be used. The connection then survives any number of server restarts.
+    Raises BrokerUnreachable after `wait_s`, BrokerDenied for wrong credentials and certificates, ConfigError for a file
+    of `[broker.nats]` that cannot be used. The connection then survives any number of server restarts.
     """
+    wait_s = CONNECT_S if wait_s is None else wait_s
     servers, creates = broker.servers, role is Role.CONTROLLER and not existing
     credentials = _credentials(broker.nats)
     # Connection logs long waits; stamina's hook would warn of each retry.
@@ -51,7 +58,7 @@ async def connect(
         ",".join(servers), encrypted=broker.nats.ca_file is not None, domain=broker.nats.domain
     )
     try:
-        async with asyncio.timeout(broker.connect_timeout_s) as patience:
+        async with asyncio.timeout(wait_s) as patience:
             await connection.client.connect(
                 servers,
                 name=f"horizonrl {run}",
@@ -83,9 +90,9 @@ async def connect(
         if creates:
             return NatsTransport(connection, run, broker.ack_wait_s)
         if role is Role.MONITOR:  # a person who waits at `horizonrl status`
-            patience_s = broker.connect_timeout_s
+            patience_s = wait_s
         elif existing:
-            patience_s = ELECTION_S if connection.clustered else broker.connect_timeout_s
+            patience_s = ELECTION_S if connection.clustered else wait_s
         else:  # the others may start long before the controller
             patience_s = STREAMS_WAIT_S
         ack_wait_s = await _await_streams(connection, run, patience_s, existing)
@@ -99,7 +106,7 @@ async def connect(
         if leaderless:
             raise _leaderless(connection, ELECTION_S) from None
         raise BrokerUnreachable(
-            f"no nats-server with JetStream answers at {connection.url} within {broker.connect_timeout_s} s: does it "
+            f"no nats-server with JetStream answers at {connection.url} within {wait_s:g} s: does it "
             "run, and is the address right? `horizonrl broker RECIPE` starts one, and `train` without broker.url too"
         ) from None
     except BaseException:

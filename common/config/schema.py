@@ -70,8 +70,6 @@ class BrokerSection(Section):
     ticket_key: Path | None = None
     """File with the key that signs tickets, for controller and learner: other groups are refused. None trusts all
     actors."""
-    connect_timeout_s: Seconds = 10.0
-    """Seconds that a starting role waits for the broker."""
     ack_wait_s: Seconds = 30.0
     """Seconds until a lease that is not extended goes to another actor."""
     max_deliver: Positive = 5

@@ -222,10 +222,9 @@ async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]
         run_dir = run_dir.parent / config.run.name
     try:
         # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
-        probe = config.broker.model_copy(
-            update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)}
+        transport = await connect(
+            config.run.name, config.broker, Role.LEARNER, existing=True, wait_s=PROBE_S
         )
-        transport = await connect(config.run.name, probe, Role.LEARNER, existing=True)
     # ConfigError: the config of a run with its own broker has no broker.url.
     except (BrokerUnreachable, ConfigError) as error:
         if not (run_dir / "nats").is_dir():

@@ -120,16 +120,16 @@ class StatusSource:
         """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
         if self.config.broker.url is None or self._broker_is_gone():
             return None
-        patience_s = PATIENCE_S if self.run_dir else self.config.broker.connect_timeout_s
-        settings = self.config.broker.model_copy(update={"connect_timeout_s": patience_s})
-        async with connected(self.config.run.name, settings, Role.MONITOR) as transport:
+        wait_s = PATIENCE_S if self.run_dir else None
+        run, broker = self.config.run.name, self.config.broker
+        async with connected(run, broker, Role.MONITOR, wait_s=wait_s) as transport:
             try:
                 # A run directory has something to show without its broker; a bare broker address has not, and waits.
                 async with asyncio.timeout(LOOK_S if self.run_dir else None):
                     return await Observer(transport).look()
             except TimeoutError:
                 raise BrokerUnreachable(
-                    f"{settings.url} has not answered for {LOOK_S:.0f} s"
+                    f"{broker.url} has not answered for {LOOK_S:.0f} s"
                 ) from None
 
     def _broker_is_gone(self) -> bool:

@@ -31,7 +31,7 @@ class Secured:
     def settings(self, role: Role, run: str = RUN, number: int = 0) -> BrokerSection:
         seed = self.keys.seed(run, role, number)
         nats = NatsSection(nkey_seed=seed, ca_file=self.keys.authority)
-        return BrokerSection(url=self.server.url, nats=nats, connect_timeout_s=5.0)
+        return BrokerSection(url=self.server.url, nats=nats)
 
     @asynccontextmanager
     async def open(

@@ -39,9 +39,7 @@ def test_a_scheme_that_no_transport_serves_is_refused_with_the_list(url: str) ->
 @pytest.mark.parametrize("scheme", ["nats", "tls"])
 def test_nats_serves_its_schemes(scheme: str) -> None:
     with pytest.raises(BrokerUnreachable, match=f"no nats-server .* answers at {scheme}://127"):
-        asyncio.run(
-            connect("r", BrokerSection(url=f"{scheme}://127.0.0.1:9", connect_timeout_s=0.3))
-        )
+        asyncio.run(connect("r", BrokerSection(url=f"{scheme}://127.0.0.1:9"), wait_s=0.3))
 
 
 def test_programs_of_one_process_meet_on_a_broker_in_memory() -> None:

@@ -378,11 +378,11 @@ def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) 
 
 def test_a_role_waits_for_the_streams_and_says_who_makes_them(nats_server: EmbeddedServer) -> None:
     async def scenario() -> None:
-        settings = BrokerSection(url=nats_server.url, connect_timeout_s=1.0, ack_wait_s=7.0)
+        settings = BrokerSection(url=nats_server.url, ack_wait_s=7.0)
         with pytest.raises(
             BrokerUnreachable, match=r"no streams of run absent after 1 s: start its controller"
         ):
-            await connect("absent", settings, Role.MONITOR)
+            await connect("absent", settings, Role.MONITOR, wait_s=1.0)
         waiting = asyncio.create_task(connect("later", settings, Role.ACTOR))
         await asyncio.sleep(0.2)
         controller = await connect("later", settings.model_copy(update={"ack_wait_s": 9.0}))

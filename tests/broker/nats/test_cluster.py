@@ -187,7 +187,7 @@ def test_a_role_that_starts_before_the_cluster_has_a_leader_waits_for_it(
             for server in servers.members:
                 await server.kill()
             await servers.members[0].start()
-            section = BrokerSection(url=servers.members[0].url, connect_timeout_s=1)
+            section = BrokerSection(url=servers.members[0].url)
             with monkeypatch.context() as patch:
                 patch.setattr("horizonrl.broker.nats.connect.ELECTION_S", 1.5)
                 with pytest.raises(BrokerUnreachable, match="no leader"):

@@ -20,7 +20,7 @@ def test_a_url_that_does_not_answer_is_named_with_the_cure() -> None:
     with pytest.raises(
         BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*`horizonrl broker"
     ):
-        asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=0.5)))
+        asyncio.run(connect("r", BrokerSection(url=url), wait_s=0.5))
 
 
 def test_a_credentials_file_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_wrong_credentials_are_denied(tmp_path: Path) -> None:
             wrong, right = (
                 NatsSection(user="me", password=SecretStr(word)) for word in ("wrong", "secret")
             )
-            given = BrokerSection(url=server.url, nats=wrong, connect_timeout_s=5.0)
+            given = BrokerSection(url=server.url, nats=wrong)
             with pytest.raises(
                 BrokerDenied,
                 match=r"check broker\.nats\.nkey_seed, or broker\.nats\.user and the p",

@@ -107,7 +107,7 @@ def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, r
             storage=api.StorageType.MEMORY,
         )
         with pytest.raises(ConfigError, match=rf"{run}_GROUPS.*storage"):
-            await connect(run, BrokerSection(url=nats_server.url, connect_timeout_s=5))
+            await connect(run, BrokerSection(url=nats_server.url))
         await other.close()
 
     asyncio.run(scenario())

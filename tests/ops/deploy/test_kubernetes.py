@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from horizonrl.broker.api import Role
-from horizonrl.broker.nats.connect import STREAMS_WAIT_S
+from horizonrl.broker.nats.connect import CONNECT_S, STREAMS_WAIT_S
 from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
@@ -104,17 +104,15 @@ def test_the_grace_of_a_pod_outlasts_the_roles_own_deadline(
 
 @each_overlay
 @each_role
-def test_probes_leave_a_role_the_time_that_it_gives_itself(
-    overlay: str, role: str, config_of: Any
-) -> None:
-    container, config = container_of(overlay, role), config_of(overlay, role)
+def test_probes_leave_a_role_the_time_that_it_gives_itself(overlay: str, role: str) -> None:
+    container = container_of(overlay, role)
     window_s = {
         name: container[name]["periodSeconds"] * container[name].get("failureThreshold", 3)
         for name in ("startupProbe", "livenessProbe", "readinessProbe")
     }
     stall_limit_s = Service().stall_limit_s
     assert stall_limit_s + REPORT_S < window_s["livenessProbe"] < stall_limit_s * LOCKED_LIMITS
-    patience_s = config.broker.connect_timeout_s + (0 if role == "controller" else STREAMS_WAIT_S)
+    patience_s = CONNECT_S + (0 if role == "controller" else STREAMS_WAIT_S)
     assert window_s["startupProbe"] > patience_s + (60 if role == "controller" else 600), (
         "and the model, the engine"
     )

@@ -461,8 +461,11 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
 
 @pytest.mark.process
 def test_a_broker_without_the_run_is_an_error_that_says_so(
-    nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    nats_server: EmbeddedServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    address = ["--broker.url", nats_server.url, "--broker.connect_timeout_s=1"]
+    monkeypatch.setattr("horizonrl.broker.nats.connect.CONNECT_S", 1.0)
+    address = ["--broker.url", nats_server.url]
     assert main(["status", *address, "--run", "nobody"]) == 1
     assert "no streams of run nobody" in capsys.readouterr().err

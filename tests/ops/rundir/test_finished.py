@@ -121,8 +121,11 @@ def test_another_node_of_a_finished_run_ends_if_it_can_ask(
     assert is_over("learner", other) == over
 
 
-def test_another_node_goes_on_without_a_broker_that_does_not_answer(config: RunConfig) -> None:
-    away = ("--broker.url=nats://127.0.0.1:1", "--broker.connect_timeout_s=0.2")
+def test_another_node_goes_on_without_a_broker_that_does_not_answer(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horizonrl.broker.nats.connect.CONNECT_S", 0.2)
+    away = ("--broker.url=nats://127.0.0.1:1",)
     nodes = ("--learner.nodes=2", "--learner.node_rank=1", "--learner.rendezvous=127.0.0.1:29400")
     assert not is_over("learner", RunConfig.load((), [*away, *nodes]))
     with pytest.raises(BrokerUnreachable):
