@@ -183,7 +183,7 @@ def _refuse_unheard_durability(connection: Connection, section: NatsSection) -> 
 
 def _credentials(section: NatsSection) -> dict[str, Any]:
     """Return the arguments that authenticate the client. Raises ConfigError for a file that cannot be used."""
-    for name in ("credentials", "nkey_seed", "ca_file"):
+    for name in ("nkey_seed", "ca_file"):
         path: Path | None = getattr(section, name)
         if path is not None and not path.is_file():
             raise ConfigError(f"broker.nats.{name} is {path}: there is no such file")
@@ -191,9 +191,10 @@ def _credentials(section: NatsSection) -> dict[str, Any]:
     options: dict[str, Any] = {
         "user": section.user,
         "password": None if secret is None else secret.get_secret_value(),
-        "user_credentials": section.credentials and str(section.credentials),
-        "nkeys_seed": section.nkey_seed and str(section.nkey_seed),
     }
+    if section.nkey_seed is not None:
+        kind = "user_credentials" if _holds_jwt(section.nkey_seed) else "nkeys_seed"
+        options[kind] = str(section.nkey_seed)
     if section.ca_file is not None:
         try:
             options["tls"] = ssl.create_default_context(cafile=str(section.ca_file))
@@ -204,9 +205,13 @@ def _credentials(section: NatsSection) -> dict[str, Any]:
     return options
 
 
+def _holds_jwt(seed: Path) -> bool:
+    return b"-----BEGIN NATS USER JWT-----" in seed.read_bytes()
+
+
 def _user(section: NatsSection) -> str:
     """Return the public nkey of `nkey_seed`, or "" without one. Raises ConfigError for a file that holds no seed."""
-    if section.nkey_seed is None:
+    if section.nkey_seed is None or _holds_jwt(section.nkey_seed):
         return ""
     try:
         return public_key(section.nkey_seed)

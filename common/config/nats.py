@@ -13,17 +13,13 @@ class NatsSection(Section):
     """User of the server; the password comes from HORIZONRL_BROKER__NATS__PASSWORD."""
     password: SecretStr | None = None
     """Password of the user. Set it only as HORIZONRL_BROKER__NATS__PASSWORD."""
-    credentials: Path | None = None
-    """NATS .creds file (JWT and nkey)."""
     nkey_seed: Path | None = None
-    """File with an nkey seed, as `horizonrl broker keys` writes it."""
+    """File with an nkey seed, as `horizonrl broker keys` writes it, or with a JWT as well (NATS .creds)."""
     ca_file: Path | None = None
     """Certificate authority of a TLS server. With it, a server without TLS is refused."""
     domain: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]+$")
     """JetStream domain of the broker, for a role that connects to a leaf node and reads weights from its mirror. None
     for a direct connection."""
-    keys: Path | None = None
-    """Folder of `horizonrl broker keys`, which `horizonrl broker` serves with."""
     durability: Literal["process", "power"] = "process"
     """What an acknowledged message survives: the server's death, or also a power cut (one fsync per message). It
     applies to servers that HorizonRL starts; on others, set `sync_interval: always`."""

@@ -14,9 +14,9 @@ from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.broker.nats.server import LOG_FILE, EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
-from horizonrl.common.logs import get_logger
+from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.restarts import Restarts
-from horizonrl.common.service import until_stopped
+from horizonrl.common.service import run_role, until_stopped
 from horizonrl.ops.launch.supervision import RunProgress
 from horizonrl.ops.rundir.directory import read_address
 
@@ -25,16 +25,22 @@ log = get_logger()
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
-async def serve_broker(config: RunConfig, cluster: int = 1) -> None:
+def run_broker(config: RunConfig, cluster: int, key_folder: Path | None) -> int:
+    """Serve a run's broker to its end, with the keys of a folder, and return the exit code."""
+    configure_logs(run=config.run.name, role="broker")
+    return run_role(lambda: serve_broker(config, cluster, key_folder), config.run_dir)
+
+
+async def serve_broker(config: RunConfig, cluster: int, key_folder: Path | None) -> None:
     """Run `cluster` nats-servers with the run's streams until SIGTERM, at `broker.url` (127.0.0.1:4222 by default).
 
     On SIGHUP the servers read their keys again.
     """
     addresses = _addresses(config, cluster)
-    keys = KeyFolder(config.broker.nats.keys) if config.broker.nats.keys else None
+    keys = KeyFolder(key_folder) if key_folder else None
     if keys and config.run.name not in keys.runs():
         raise ConfigError(
-            f"broker.nats.keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
+            f"--keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
             f"`horizonrl broker keys --out {keys.folder} --run {config.run.name} --host NAME`"
         )
     stopping = asyncio.Event()

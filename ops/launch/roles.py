@@ -49,16 +49,15 @@ def stop_within_s(role: str, config: RunConfig) -> float:
     return limits.get(role, STOP_S)
 
 
-def run(role: str, config: RunConfig, cluster: int = 1) -> int:
-    """Run a role to its end and return the exit code; `cluster` is the number of servers of a broker."""
+def run(role: str, config: RunConfig) -> int:
+    """Run a role to its end and return the exit code."""
     # It would switch the metrics into multiprocess mode.
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
     configure_logs(run=config.run.name, role=role)
-    if role != "broker" and is_over(role, config):
+    if is_over(role, config):
         return 0
-    service = Service() if role == "broker" else _service(cast(Role, role), config)
-    work = _broker(config, cluster) if role == "broker" else ROLES[role](config, service)
-    code = run_role(work, config.run_dir)
+    service = _service(cast(Role, role), config)
+    code = run_role(ROLES[role](config, service), config.run_dir)
     if code:  # a thread that is stuck in a step must not keep a failed role alive
         sys.stderr.flush()
         os._exit(code)
@@ -95,12 +94,6 @@ def _say_over(step: int | None, config: RunConfig) -> bool:
 
 
 # Each builder imports its own role: a controller starts without torch.
-def _broker(config: RunConfig, cluster: int = 1) -> Callable[[], Awaitable[None]]:
-    from horizonrl.ops.launch.broker import serve_broker
-
-    return lambda: serve_broker(config, cluster)
-
-
 def _controller(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
     from horizonrl.learner.controller.main import run_controller
 

@@ -1,7 +1,8 @@
 """Where a run's numbers can be shown beside its own files: TensorBoard, Weights & Biases, Trackio.
 
 Place: journal → `ops/tracking` → **tracker**. A tracker takes points and keeps them; what to track, and that nothing is
-tracked twice, is not its business. None needs an account: all write to this machine unless `tracker.online` is set.
+tracked twice, is not its business. None needs an account: all write to this machine unless their own variables say
+otherwise.
 """
 
 import importlib.util
@@ -35,7 +36,6 @@ class TrackedRun:
     identity: str
     name: str
     project: str
-    online: bool
     directory: Path
     """For files of the tracker's own."""
     config: Mapping[str, Any]
@@ -80,11 +80,12 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases; offline, its files wait for `wandb sync`."""
+    """Weights & Biases; its files wait for `wandb sync`, unless WANDB_MODE sends them."""
 
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
+        mode = os.environ.get("WANDB_MODE", "offline")
         quiet = wandb.Settings(
             silent=True,
             console="off",
@@ -96,8 +97,8 @@ class Wandb:
             project=run.project,
             name=run.name,
             id=run.identity,
-            resume="allow" if run.online else None,
-            mode="online" if run.online else "offline",
+            resume="allow" if mode == "online" else None,
+            mode=mode,
             dir=str(run.directory),
             config=dict(run.config),
             # A resumed run may have another config, for example more steps.
@@ -116,15 +117,11 @@ class Wandb:
 
 
 class Trackio:
-    """Trackio's database on this machine; online, the Space or server that its own environment variables name."""
+    """Trackio's database on this machine, or the Space or server that its own environment variables name."""
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
-        # trackio sends to a Space or a server whenever these are set; here only `tracker.online` decides.
-        if not run.online:
-            for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-                os.environ.pop(name, None)
         self._run: Any = trackio.init(
             project=run.project,
             name=f"{run.name}-{run.identity}",

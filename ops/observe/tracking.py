@@ -207,7 +207,6 @@ def _tracked_run(config: RunConfig, directory: Path, tracked: Tracked) -> Tracke
         identity=tracked.identity,
         name=config.run.name,
         project=config.tracker.project,
-        online=config.tracker.online,
         directory=folder,
         config=public_config(config),
         next_step=tracked.step + 1,

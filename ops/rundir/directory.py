@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"""([A-Za-z][\w+.-]*)://[^\s/"',;?#]+([^\s"',;?#]*)[^\s"'
 """Scheme, what is hidden, path, and what is left out: a query may hold a key."""
 _FOLDER = re.compile(r"""(?<![^\s=:"'(])(~[\w.-]*|file://)?/(?:[^\s/:"',;]+/)+""")
 """The folder of a path within a text, such as a word of a shell's command."""
-SECRETS = ("password", "credentials", "nkey_seed")
+SECRETS = ("password", "nkey_seed")
 """The keys of `[broker.nats]` that prove who an operator is."""
 URL_OPTION, URL_VARIABLE = "--broker.url", "HORIZONRL_BROKER__URL"
 TRIES = 10

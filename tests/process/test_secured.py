@@ -42,7 +42,7 @@ def test_a_secured_run_reaches_its_end(workplace: Workplace, tmp_path: Path) -> 
             role, "--broker.url", url, "--metrics.port=0", "--actor.engine=scripted", *own, *sealing
         )
 
-    workplace.start("broker", "--broker.url", url, f"--broker.nats.keys={keys.folder}")
+    workplace.start("broker", "--broker.url", url, f"--keys={keys.folder}")
     roles = {role: start(role) for role in ("actor", "learner", "controller")}
     for role in ("learner", "controller", "actor"):
         assert roles[role].wait(200) == 0, workplace.logs()

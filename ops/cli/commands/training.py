@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from pathlib import Path
 
 from horizonrl.ops.cli.help import Commands, add_recipes, option
 from horizonrl.ops.cli.overrides import load_config
@@ -43,6 +44,13 @@ def add(commands: Commands) -> None:
                 choices=(1, 3, 5),
                 default=1,
             )
+            option(
+                command,
+                "--keys",
+                "DIR",
+                "serve with the keys of `horizonrl broker keys`",
+                type=Path,
+            )
         add_recipes(command)
 
 
@@ -59,6 +67,10 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = load_config(arguments.recipes, overrides)
+    if arguments.command == "broker":
+        from horizonrl.ops.launch.broker import run_broker
+
+        return run_broker(config, arguments.cluster, arguments.keys)
     from horizonrl.ops.launch.roles import run
 
-    return run(arguments.command, config, getattr(arguments, "cluster", 1))
+    return run(arguments.command, config)

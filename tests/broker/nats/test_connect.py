@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from horizonrl.broker.api import Key, Role, Stream
 from horizonrl.broker.nats.cluster import free_ports
-from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.nats.connect import _credentials, connect
 from horizonrl.broker.nats.connection import Connection
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.nats import NatsSection
@@ -27,6 +27,18 @@ def test_a_credentials_file_that_is_missing_is_named(tmp_path: Path) -> None:
     nats = NatsSection(nkey_seed=tmp_path / "seed")
     with pytest.raises(ConfigError, match=r"broker\.nats\.nkey_seed is .*seed"):
         asyncio.run(connect("r", BrokerSection(url="nats://127.0.0.1:1", nats=nats)))
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [("SUABC\n", "nkeys_seed"), ("-----BEGIN NATS USER JWT-----\nabc\n", "user_credentials")],
+)
+def test_a_seed_and_a_creds_file_reach_the_client_as_what_they_are(
+    tmp_path: Path, text: str, option: str
+) -> None:
+    (tmp_path / "role").write_text(text)
+    made = _credentials(NatsSection(nkey_seed=tmp_path / "role"))
+    assert {name for name, value in made.items() if value} == {option}
 
 
 @pytest.mark.process
