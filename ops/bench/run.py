@@ -29,7 +29,7 @@ ROOM = "horizonrl.ops.bench"
 GROUPS = {
     name: f"{ROOM}.{name}"
     for name in (
-        "learner", "rollouts", "queues", "starts", "gateway", "durability", "weights", "envs",
+        "learner", "rollouts", "queues", "starts", "durability", "weights", "envs",
     )
 }  # fmt: skip
 TABLE = ("learner", "rollouts", "queues", "starts")

@@ -31,8 +31,8 @@ def _add_bench(commands: Commands) -> None:
     description = "Measure HorizonRL's speed and memory beside what you would pick instead."
     bench = commands.add("bench", description, _bench, overrides=False)
     text = (
-        "learner, rollouts, queues, starts (by default these four), gateway, durability, weights, "
-        "envs, or envs:ID for one environment"
+        "learner, rollouts, queues, starts (by default these four), durability, weights, envs, "
+        "or envs:ID for one environment"
     )
     option(bench, "rows", "ROWS", text, nargs="*")
     switch(bench, "--small", "seconds instead of minutes, to see that it works")
