@@ -1,8 +1,6 @@
 """Real pairs of successive weights: a short reinforcement learning of a model on the torch backend."""
 
-import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,7 @@ def make_frames(model_dir: Path, directory: Path) -> list[tuple[float, Path, Pat
 def _train(model_dir: Path, frames: list[Path]) -> None:
     engine = make_engine(EngineSettings(model_dir, backend="torch", weight_decay=0.01))
     try:
-        batches = list(sample_batches(model_dir, BATCHES))
+        batches = sample_batches(model_dir)
         for step, rate in enumerate((*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)):
             if step == WARM_UP_STEPS:
                 engine.write_weights(frames[0])
@@ -52,19 +50,19 @@ def _train(model_dir: Path, frames: list[Path]) -> None:
         engine.close()
 
 
-def sample_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> Iterator[Batch]:
-    """Sample a batch per step with the model itself; the reward of an answer is the share of distinct ids in it."""
+def sample_batches(model_dir: Path) -> list[Batch]:
+    """Sample batches with the model itself; the reward of an answer is the share of distinct ids in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
-    prompts = itertools.cycle(PROMPTS)
-    for step in range(steps):
+    batches = []
+    for step in range(BATCHES):
         torch.manual_seed(step)
         traces: list[Trace] = []
-        for group, prompt in enumerate(itertools.islice(prompts, groups)):
+        for group, prompt in enumerate(PROMPTS):
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"].repeat(GROUP, 1)
             with torch.no_grad():
                 answers = model.generate(
@@ -76,7 +74,8 @@ def sample_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> I
                 _trace(answer, row, ids.shape[1], group)
                 for answer, row in zip(answers.numpy(), logprobs, strict=True)
             ]
-        yield Batch(tuple(traces), step)
+        batches.append(Batch(tuple(traces), step))
+    return batches
 
 
 def _trace(ids_L: Any, logprobs_L: Any, prompt: int, group: int) -> Trace:

@@ -3,7 +3,6 @@
     python -m tests.faults chaos --kills 100 --seed 7 [--section.key=value ...]
     python -m tests.faults soak --minutes 60 [--section.key=value ...]
     python -m tests.faults fuzz --payloads 1000000
-    python -m tests.faults travel [--small]
 
 `chaos` kills, stops, delays and repeats at random while a real run goes on: NATS, controller, learner and two scripted
 actors, one process each. It compares the run with its own record, and with an undisturbed training run over the same
@@ -24,9 +23,6 @@ streams the price of running on.
 
 `fuzz` sends mutated payloads through the decoder and the collector. How to read it: every payload must come out as a
 record or as one of the three RecordErrors; a count under `other`, or memory above the limits, fails the bench.
-
-`travel` lets a training's weights reach actors that join late, sleep or are killed. It fails unless every digest that
-an actor saw is the learner's.
 """
 
 import argparse
@@ -37,7 +33,7 @@ from pathlib import Path
 from horizonrl.common.errors import HorizonError
 from horizonrl.ops.cli.help import new_file, number_within
 from horizonrl.ops.cli.overrides import split_overrides
-from tests.faults import chaos, fuzz, soak, travel
+from tests.faults import chaos, fuzz, soak
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,8 +52,6 @@ def main(argv: Sequence[str]) -> int:
             )
     if overrides:
         parser.error(f"{options.what} takes no key of the config")
-    if options.what == "travel":
-        return travel.run(options.json_file, options.small)
     return fuzz.run(options.payloads, options.seed, options.json_file)
 
 
@@ -67,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("chaos", "soak", "fuzz", "travel"))
+    parser.add_argument("what", choices=("chaos", "soak", "fuzz"))
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="0 by default")
     parser.add_argument(
         "--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file"
@@ -111,9 +105,6 @@ def _parser() -> argparse.ArgumentParser:
         default=10_000,
         metavar="N",
         help="of fuzz; 10000 by default",
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="travel with a tiny random model and no vLLM"
     )
     return parser
 

@@ -32,7 +32,7 @@ class Follower:
         self.output = folder / f"{uuid.uuid4().hex}.out"
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.follower", server.url, run, str(folder)],
+                [sys.executable, "-m", "tests.process.follower", server.url, run, str(folder)],
                 stdout=sink,
             )
 
