@@ -301,8 +301,6 @@ class CorrectionSection(Section):
     """Band outside which one token's ratio drops its episode, such as [1e-4, 100]."""
     stale_negative_max: AboveZero | None = None
     """Mean of log μ - log π above which an episode's tokens of negative advantage are masked."""
-    ess_lr: bool = False
-    """Whether the learning rate is scaled by the root of the effective sample size (arXiv 2602.17616)."""
 
     @property
     def masks(self) -> bool:
