@@ -18,8 +18,10 @@ from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer, load_language_model
 from horizonrl.learner.engine.model.packing import pack
 from horizonrl.learner.engine.objective import (
+    LossStats,
     build_updates,
     loss_inputs,
+    loss_stats,
     scored_together,
     token_loss,
     token_scales,
