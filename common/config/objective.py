@@ -153,8 +153,6 @@ class RewardSection(Section):
 
     kind: str
     """Rewards to train on. environment: those of the turns. success: only 1 at the end of a solved episode."""
-    turn_cost: NotNegative = 0.0
-    """Cost subtracted from each turn's reward."""
     overlong: tuple[Positive, Positive, AboveZero] | None = None
     """Penalty of the last turn for long episodes: the generated tokens at which it begins and at which it is full, and
     its full size, such as [384, 512, 1.0] (soft overlong punishment, DAPO)."""
@@ -454,7 +452,6 @@ class Objective(Section):
         }
         may_be_negative = {
             f"reward.kind {reward.kind}": isinstance(reward, OwnReward),
-            "reward.turn_cost": reward.turn_cost > 0,
             "reward.overlong": reward.overlong is not None,
             "reward.normalisation": reward.normalisation is not None
             and not advantage.group_relative,

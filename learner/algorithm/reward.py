@@ -1,4 +1,4 @@
-"""Shape the rewards of a batch before they are compared: their kind, cost of a turn, punishment of length, scale.
+"""Shape the rewards of a batch before they are compared: their kind, punishment of length, scale.
 
 Place in the flow: Group → **rewards** → Batch. Pure functions of records. What journals and reports show are the
 rewards of the environment, untouched; only advantages see these.
@@ -21,14 +21,12 @@ EpisodeRewards = list[float]
 
 
 def shaped(episode: Episode, settings: RewardSection) -> EpisodeRewards:
-    """Return the episode's rewards of the kind wanted, less the cost of its turns and the punishment of its length."""
+    """Return the episode's rewards of the kind wanted, less the punishment of its length."""
     rewards = [turn.reward for turn in episode.turns]
     if isinstance(settings, OwnReward):
         rewards = own_rewards(episode, settings)
     elif settings.kind == "success":
         rewards = [0.0] * (len(rewards) - 1) + [float(episode.success)]
-    if settings.turn_cost:
-        rewards = [reward - settings.turn_cost for reward in rewards]
     if settings.overlong is not None:
         begins_at, full_at, cost = settings.overlong
         rewards[-1] -= cost * overlong(episode.generated_tokens, begins_at, full_at)

@@ -78,12 +78,12 @@ def test_a_correction_weighs_and_a_reward_replaces(package: Package) -> None:
             f"--correction.kind={weights}:f",
             f"--reward.kind={rewards}:f",
             "--reward.each=2",
-            "--reward.turn_cost=0.5",
+            "--reward.overlong=[1,2,0.5]",
         ],
     ).objective
     logprobs_N, inputs = two_tokens()
     assert policy_loss(logprobs_N, inputs, objective).tolist() == [3.0, -3.0]
-    assert shaped(make_episode(0, make_turn(), make_turn()), objective.reward) == [1.5, 1.5]
+    assert shaped(make_episode(0, make_turn(), make_turn()), objective.reward) == [2.0, 1.5]
 
 
 @pytest.mark.parametrize(

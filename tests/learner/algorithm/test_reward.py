@@ -46,10 +46,10 @@ def test_the_punishment_is_daposs() -> None:
         assert -overlong(tokens, longest - cache, longest) == pytest.approx(dapo)
 
 
-def test_cost_and_punishment_are_those_of_the_turns_and_the_whole_length() -> None:
+def test_the_punishment_is_the_last_turns_for_the_whole_length() -> None:
     episode = make_episode(0, make_turn(range(6)), make_turn(range(4), reward=1.0))
-    settings = EnvironmentReward(turn_cost=0.1, overlong=(8, 12, 2.0))
-    assert shaped(episode, settings) == pytest.approx([-0.1, 1.0 - 0.1 - 2.0 * 0.5])
+    settings = EnvironmentReward(overlong=(8, 12, 2.0))
+    assert shaped(episode, settings) == pytest.approx([0.0, 1.0 - 2.0 * 0.5])
     assert shaped(episode, EnvironmentReward()) == [0.0, 1.0]
 
 
@@ -58,9 +58,6 @@ def test_success_as_the_reward_forgets_partial_scores_and_losses() -> None:
     solved = make_episode(0, make_turn(reward=0.5), make_turn(reward=0.25))
     settings = EnvironmentReward(kind="success")
     assert shaped(solved, settings) == [0.0, 1.0] and shaped(failed, settings) == [0.0, 0.0]
-    assert shaped(solved, EnvironmentReward(kind="success", turn_cost=0.1)) == pytest.approx(
-        [-0.1, 0.9]
-    )
 
 
 def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_success_is_the_reward() -> (
@@ -115,16 +112,14 @@ def test_every_return_from_a_turn_on_loses_the_mean() -> None:
 
 
 def test_equal_returns_leave_the_rewards_of_single_turns_as_small_as_they_were() -> None:
-    settings = EnvironmentReward(normalisation="environment", turn_cost=0.01)
-    (rewards,) = batch_rewards(
-        [group_of([0.0] * 10, [0.0] * 10)], settings, make_advantage(kind="gae")
-    )
+    settings, played = EnvironmentReward(normalisation="environment"), [-0.01] * 9 + [0.09]
+    (rewards,) = batch_rewards([group_of(played, played)], settings, make_advantage(kind="gae"))
     assert rewards[0][:-1] == pytest.approx([-0.01] * 9) and sum(rewards[0]) == pytest.approx(0.0)
 
 
 def test_demonstrations_keep_their_rewards_and_scale_nothing() -> None:
     groups = [group_of([9.0], kind=Kind.DEMO), group_of([1.0], [0.0])]
-    settings = EnvironmentReward(normalisation="environment", turn_cost=0.5)
+    settings = EnvironmentReward(normalisation="environment")
     rewards = batch_rewards(groups, settings, make_advantage(kind="reinforce_pp"))
     assert rewards[0] == [[9.0]] and rewards[1] == [
         [pytest.approx(1.0, rel=1e-5)],
@@ -142,16 +137,6 @@ def collected(rules: Rules, *groups: Group) -> Collector:
             Entry(sequence=sequence, record=numbered), LearnerPosition(version=1, phase=Phase.RL)
         )
     return collector
-
-
-def test_with_a_cost_of_turns_a_shorter_way_to_the_same_reward_is_a_difference() -> None:
-    group = group_of([1.0], [0.0, 1.0])
-    assert not collected(RULES, group).pending.admitted
-    costly = replace(RULES, reward=EnvironmentReward(turn_cost=0.1))
-    (long, short) = collected(costly, group).batch(1).traces[::-1]
-    assert short.rewards_L.sum() == pytest.approx(0.9) and long.rewards_L.sum() == pytest.approx(
-        0.8
-    )
 
 
 def test_what_a_run_does_not_use_leaves_the_digest_of_a_batch_as_it_was() -> None:
@@ -185,7 +170,7 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
     assert not rules.differs(group_of([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])), (
         "equal but for their last bits"
     )
-    costly = replace(rules, reward=EnvironmentReward(turn_cost=0.1))
+    costly = replace(rules, reward=EnvironmentReward(overlong=(1, 1000, 1.0)))
     assert not costly.differs(group_of([1.0], [0.0, 1.0])), "both solve it, one in more turns"
 
 
@@ -199,16 +184,16 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
         ),
         (["--reward.overlong=[20,10,1]"], "a larger one at which it is full"),
         (
-            ["--advantage.kind=maxrl", "--reward.turn_cost=0.1"],
-            "divides by the mean return, and reward.turn_cost may make a return negative",
+            ["--advantage.kind=maxrl", "--reward.overlong=[1,2,0.1]"],
+            "divides by the mean return, and reward.overlong may make a return negative",
         ),
         (
             ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.estimator=k1_reward"],
             "reference.estimator k1_reward may make a return negative",
         ),
         (
-            ["--advantage.kind=return", "--reward.turn_cost=0.1"],
-            "and reward.turn_cost may make a return negative",
+            ["--advantage.kind=return", "--reward.overlong=[1,2,0.1]"],
+            "and reward.overlong may make a return negative",
         ),
         (
             ["--advantage.kind=return", "--reference.kl=0.1", "--reference.estimator=k1_reward"],
