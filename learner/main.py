@@ -27,7 +27,7 @@ from horizonrl.learner.loop.publication import Publication
 from horizonrl.learner.loop.recorder import Recorder
 from horizonrl.learner.loop.recovery import LORA_RANK, Recovery, RunRecord, machine
 from horizonrl.learner.loop.state import LearnerState
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 from horizonrl.learner.ranks.launch import on_ranks
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import CheckpointStore

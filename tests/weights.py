@@ -17,7 +17,7 @@ from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS
 from horizonrl.learner.loop.fence import Fence
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 
 KEPT = 3
 """Images that a learner remembers."""

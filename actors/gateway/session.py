@@ -18,6 +18,7 @@ from typing import TypeVar
 from horizonrl.actors.chat.messages import ChatMessage
 from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.chat.tool_calls import NoCalls, ToolParser
+from horizonrl.actors.episode_ends import REFUSAL_STOPS
 from horizonrl.actors.gateway.calls import (
     Answer,
     CallRefused,
@@ -28,7 +29,6 @@ from horizonrl.actors.gateway.calls import (
 )
 from horizonrl.actors.gateway.matching import MatchingGraph, SampledCall, TooManyBranches
 from horizonrl.actors.policy import Generation, Policy
-from horizonrl.actors.stops import REFUSAL_STOPS
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics

@@ -7,9 +7,9 @@ import asyncio
 import contextlib
 import time
 
+from horizonrl.actors.episode_ends import environment_stop, program_stop
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.gateway.session import Session
-from horizonrl.actors.stops import environment_stop, program_stop
 from horizonrl.common.errors import EngineDead, EnvironmentFailure
 from horizonrl.common.texts import printable
 from horizonrl.common.types import MAX_SHORT_TEXT, Episode, Kind, StopReason, Ticket

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from horizonrl.actors.chat.template import Chat
 from horizonrl.actors.chat.tool_calls import ToolParser
+from horizonrl.actors.episode_ends import environment_stop, failure_stop, step_stop
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.policy import Generation, Policy
 from horizonrl.actors.rollout.agents import Agent, ExpertAgent, PolicyAgent, within
@@ -21,7 +22,6 @@ from horizonrl.actors.rollout.context import SUMMARY_REQUEST, Exchange, Opening,
 from horizonrl.actors.rollout.faults import Faults
 from horizonrl.actors.rollout.programs import play_program
 from horizonrl.actors.rollout.replies import Speech, speech_of
-from horizonrl.actors.stops import environment_stop, failure_stop, step_stop
 from horizonrl.common.errors import ContextFull, EngineDead, EpisodeUnfit, PolicyFailure
 from horizonrl.common.lag import turn
 from horizonrl.common.logs import get_logger

@@ -10,7 +10,7 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.loop.ports import Ports
 from horizonrl.learner.loop.state import LearnerState
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 
 log = get_logger()
 

@@ -14,7 +14,7 @@ from horizonrl.learner.loop.announcer import Announcer
 from horizonrl.learner.loop.ports import Ports
 from horizonrl.learner.loop.recorder import Recorder
 from horizonrl.learner.loop.state import LearnerState
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 from horizonrl.learner.records.report import StepTimes, TakenStep
 
 

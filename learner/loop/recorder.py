@@ -14,7 +14,7 @@ from horizonrl.common.types import Phase, PolicyVersion
 from horizonrl.learner.intake.collector import EvalEnd, PendingBatch
 from horizonrl.learner.loop.ports import Ports
 from horizonrl.learner.loop.state import LearnerState
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.evaluation import count_end, evaluation_line, mirror_evaluation
 from horizonrl.learner.records.report import (

@@ -120,10 +120,10 @@ DECODE_GROUP = Constant(
 EPISODE_FILE = Constant(16.0, "B", "measured", "of episodes/ per token")
 
 KEY_FRAME_EVERY = Constant(
-    64, "", "code", "versions between two key frames (learner/loop/weights.py)"
+    64, "", "code", "versions between two key frames (learner/loop/weights_publisher.py)"
 )
 FRAMES_STORED = Constant(
-    4, "", "code", "weights that the stream holds at most (learner/loop/weights.py)"
+    4, "", "code", "weights that the stream holds at most (learner/loop/weights_publisher.py)"
 )
 BROKER_STORE = Constant(
     40 << 30, "B", "code", "the broker's store in ops/deploy/kubernetes/nats/values.yaml"

@@ -22,8 +22,8 @@ from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.loop import weights as learner_weights
-from horizonrl.learner.loop.weights import REPAIR_S
+from horizonrl.learner.loop import weights_publisher as learner_weights
+from horizonrl.learner.loop.weights_publisher import REPAIR_S
 from tests.weights import RandomLearner
 
 PATIENCE_S = 120.0

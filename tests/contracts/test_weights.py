@@ -7,7 +7,7 @@ import pytest
 
 from horizonrl.broker.weights import frames
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.loop import weights as learner_weights
+from horizonrl.learner.loop import weights_publisher as learner_weights
 from tests.brokers import Broker
 from tests.weights import RandomLearner, ShadowHost
 

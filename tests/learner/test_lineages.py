@@ -6,7 +6,7 @@ from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.types import Kind, PolicyVersion, VersionSpan
 from horizonrl.learner.intake.collector import PendingBatch
 from horizonrl.learner.loop.fence import Fence
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 from tests.records import make_episode, make_group, make_turn
 
 

@@ -31,7 +31,7 @@ from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import BrokerError, WeightsRejected
 from horizonrl.common.state import SentFile
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.loop import weights as learner_weights
+from horizonrl.learner.loop import weights_publisher as learner_weights
 from tests.weights import RandomLearner, ShadowHost
 
 

@@ -16,7 +16,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import chain, frames
 from horizonrl.common.errors import BrokerError, WeightsDamaged, WeightsRejected
 from horizonrl.common.state import WeightsManifest
-from horizonrl.learner.loop import weights as learner_weights
+from horizonrl.learner.loop import weights_publisher as learner_weights
 from tests.weights import AdapterLearner, RandomLearner, ShadowHost
 
 

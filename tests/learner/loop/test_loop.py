@@ -19,7 +19,7 @@ from horizonrl.common.run_dir import METRICS
 from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.algorithm.batch import Batch, Trace
 from horizonrl.learner.engine.api import StepStats
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 from horizonrl.learner.records.best import Best
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner import world as world_module

@@ -20,7 +20,7 @@ from horizonrl.learner.disk import FILES_KEPT
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, EvalEnd, LearnerPosition, Rules
 from horizonrl.learner.loop.fence import Fence
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.evaluation import (
     Rounds,

@@ -25,7 +25,7 @@ from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS
 from horizonrl.learner.engine.model.lora import add_adapters, merged, policy_weights
 from horizonrl.learner.engine.model.model import load_language_model
 from horizonrl.learner.loop.fence import Fence
-from horizonrl.learner.loop.weights import WeightsPublisher
+from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
 from tests.learner.sections import make_advantage

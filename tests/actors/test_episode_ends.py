@@ -1,6 +1,6 @@
 import pytest
 
-from horizonrl.actors.stops import failure_stop, program_stop, step_stop
+from horizonrl.actors.episode_ends import failure_stop, program_stop, step_stop
 from horizonrl.common.errors import (
     ContextFull,
     EnvironmentFailure,
