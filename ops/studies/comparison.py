@@ -19,7 +19,6 @@ from horizonrl.ops.studies.contrasts import (
     counts_at,
     least_budget,
 )
-from horizonrl.ops.studies.earlier import ReportedRun
 from horizonrl.ops.studies.outcome import AXES, RunOutcome
 from horizonrl.ops.studies.played import Played, add_up
 from horizonrl.ops.studies.statistics import (
@@ -34,6 +33,15 @@ from horizonrl.ops.studies.study import Study
 
 POINTS = 60
 """Number of points of a drawn curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """An outcome, and where it comes from."""
+
+    outcome: RunOutcome
+    commit: str
+    machine: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,7 @@ def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     if "test" in splits and "validation" in splits:
         raise ConfigError(
             f"study {study.name}: some runs were evaluated on test tasks, others on validation tasks, "
-            "which do not compare: give a new --directory, or leave out the files of --with"
+            "which do not compare: give a new --directory"
         )
     budgets = {axis: least_budget(outcomes, axis) for axis in AXES if axis != "steps"}
     by_variant = {

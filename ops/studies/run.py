@@ -16,10 +16,11 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.config.changes import config_changes
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLearn
 from horizonrl.common.logs import last_lines
@@ -27,8 +28,7 @@ from horizonrl.common.processes import detached, horizonrl_command
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.rundir.directory import to_toml
-from horizonrl.ops.studies.comparison import bands, compare, plot_name, to_json
-from horizonrl.ops.studies.earlier import ReportedRun, changes, read_earlier
+from horizonrl.ops.studies.comparison import ReportedRun, bands, compare, plot_name, to_json
 from horizonrl.ops.studies.outcome import AXES, RunOutcome, read_outcome
 from horizonrl.ops.studies.report import ReportOptions, results_to_markdown, tables_to_markdown
 from horizonrl.ops.studies.study import (
@@ -53,6 +53,8 @@ LOG = Path("logs") / "train.log"
 KEPT_FOLDERS = ("logs", "episodes", TABLES)
 """Kept of a finished run. Checkpoints, weights, the broker's files and the exported model are most of its size."""
 INTERRUPTED = 130
+ABSENT = object()
+"""In place of a setting that a config does not have."""
 
 Command = Callable[[Path], Sequence[str]]
 
@@ -70,8 +72,6 @@ class StudyRequest:
     phase: str | None = None
     """The phase of the study to run; None runs its own seeds and variants."""
     report_only: bool = False
-    earlier: Sequence[Path] = ()
-    """Files `results.json` whose runs count as finished."""
     overrides: Sequence[str] = ()
 
     def __str__(self) -> str:
@@ -80,7 +80,6 @@ class StudyRequest:
         words += ["--phase", self.phase] if self.phase else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
         words += ["--only", *self.only] if self.only else []
-        words += ["--with", *map(str, self.earlier)] if self.earlier else []
         return shlex.join([*words, *self.overrides])
 
 
@@ -93,6 +92,7 @@ class Ending:
     commit: str
     last_lines: str
     """The end of the log if the run failed."""
+    machine: str = "unknown"
 
     @property
     def finished(self) -> bool:
@@ -137,23 +137,12 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     if study.table is not None:
         for study_run in planned:
             require_kept_checkpoint(study_run)
-    selected = [
+    runs = [
         study_run
         for study_run in planned
         if study_run.seed in seeds and study_run.variant in variants
     ]
-    earlier = _as_reported(study, read_earlier(request.earlier, study.name, selected))
-    done = {(study_run.outcome.variant, study_run.outcome.seed) for study_run in earlier}
-    runs = [
-        study_run for study_run in selected if (study_run.variant.name, study_run.seed) not in done
-    ]
     if not request.report_only:
-        if done:
-            names = ", ".join(study_run.name for study_run in runs) or "nothing"
-            print(
-                f"--with: {len(done)} of {len(selected)} runs have finished; to train: {names}",
-                flush=True,
-            )
         for study_run in runs:
             _write_recipe(study_run)
         if not _carry_out(runs, command, study):
@@ -162,30 +151,8 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
             )
             return INTERRUPTED
     endings = _endings(runs)
-    reported = _report(study, endings, earlier, request, selected)
+    reported = _report(study, endings, request, runs)
     return 0 if reported and not any(ending.failed for _, ending in endings) else 1
-
-
-def _as_reported(study: Study, earlier: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Return earlier runs as this study reports them: without tables if it plays none.
-
-    Raises ConfigError if it does and a run comes without them.
-    """
-    if study.table is None:
-        return [
-            replace(study_run, outcome=replace(study_run.outcome, tables={}))
-            for study_run in earlier
-        ]
-    outcomes = [study_run.outcome for study_run in earlier]
-    if lacking := [
-        f"{study_run.variant} of seed {study_run.seed}"
-        for study_run in outcomes
-        if not study_run.tables
-    ]:
-        raise ConfigError(
-            f"--with: {', '.join(lacking)} comes without the tables that study {study.name} plays: leave that file out"
-        )
-    return list(earlier)
 
 
 def _carry_out(runs: Sequence[StudyRun], command: Command, study: Study) -> bool:
@@ -248,7 +215,7 @@ def _child(words: Sequence[str], log_file: Path) -> int:
 
 def _write_ending(study_run: StudyRun, code: int, wall_s: float) -> Ending:
     said = "" if code in (0, INTERRUPTED) else last_lines(study_run.directory / LOG)
-    ending = Ending(code, wall_s, commit_of_program(), said)
+    ending = Ending(code, wall_s, commit_of_program(), said, describe_machine())
     (study_run.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
     return ending
 
@@ -309,15 +276,36 @@ def _write_recipe(study_run: StudyRun) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the settings that both configs have and that differ, as words; empty if there are none."""
+    changed = config_changes(_by_index(old), _by_index(new), ABSENT)
+    return ", ".join(
+        f"{key} ({before!r}, now {after!r})"
+        for key, (before, after) in changed.items()
+        # A table where the other config has a value: the keys in it are those of one config alone.
+        if not any(value is ABSENT or isinstance(value, Mapping) for value in (before, after))
+    )
+
+
+def _by_index(config: Any) -> Any:
+    """Return a config with each list of tables as a table by index: of two releases one may know a key of them."""
+    if isinstance(config, Mapping):
+        return {key: _by_index(value) for key, value in config.items()}
+    if isinstance(config, list) and any(isinstance(entry, Mapping) for entry in config):
+        return {"length": len(config)} | {
+            str(index): _by_index(entry) for index, entry in enumerate(config)
+        }
+    return config
+
+
 def _report(
     study: Study,
     endings: Sequence[tuple[StudyRun, Ending]],
-    earlier: Sequence[ReportedRun],
     request: StudyRequest,
     selected: Sequence[StudyRun],
 ) -> bool:
     """Write `results.json`, `report.md` and the plots from the finished runs; return False if there are none."""
-    runs, machine = list(earlier), describe_machine()
+    runs: list[ReportedRun] = []
     failures = {study_run.name: ending.last_lines for study_run, ending in endings if ending.failed}
     for study_run, ending in endings:
         if ending.finished or ending.gave_up:
@@ -328,15 +316,10 @@ def _report(
             if outcome is None:
                 failures[study_run.name] = f"ended before its first RL step. {ending.last_lines}"
             else:
-                runs.append(ReportedRun(outcome, ending.commit, machine))
+                runs.append(ReportedRun(outcome, ending.commit, ending.machine))
     if not runs:
         print("no run has finished: there is nothing to report yet")
         return False
-    # The intervals draw from the seeds in this order: it must not depend on where a run comes from.
-    order = [(study_run.variant.name, study_run.seed) for study_run in selected]
-    runs.sort(
-        key=lambda study_run: order.index((study_run.outcome.variant, study_run.outcome.seed))
-    )
     outcomes = [study_run.outcome for study_run in runs]
     comparison = compare(study, outcomes)
     configs = {study_run.variant.name: study_run.config for study_run in selected}

@@ -64,16 +64,6 @@ def _add_learning(studies: Commands) -> None:
         default=(),
     )
     switch(learning, "--report-only", "train nothing; report the runs that finished")
-    option(
-        learning,
-        "--with",
-        "FILE",
-        "a results.json of another machine, sitting or study: runs of the same config are not trained again",
-        dest="earlier",
-        nargs="+",
-        type=Path,
-        default=(),
-    )
 
 
 def _add_timeline(studies: Commands) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.studies.comparison import Comparison, compare, to_json
-from horizonrl.ops.studies.earlier import ReportedRun
+from horizonrl.ops.studies.comparison import Comparison, ReportedRun, compare, to_json
 from horizonrl.ops.studies.outcome import RunOutcome, read_outcome
 from horizonrl.ops.studies.played import Played
 from horizonrl.ops.studies.report import ReportOptions, results_to_markdown

@@ -149,91 +149,24 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     assert "had finished" in capsys.readouterr().out
 
 
-def test_the_runs_of_another_machine_are_reported_beside_its_own(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_another_machine_counts_once_its_directory_is_here(place: Path) -> None:
     assert carry_out(place, seeds=[0]) == 0
-    elsewhere = (place / "out").rename(place / "elsewhere") / "results.json"
-    assert carry_out(place, earlier=[elsewhere]) == 0
-    assert (
-        "--with: 2 of 4 runs have finished; to train: low-seed1, high-seed1"
-        in capsys.readouterr().out
-    )
+    ending = place / "out" / "low-seed0" / "ending.json"
+    ending.write_text(json.dumps(json.loads(ending.read_text()) | {"machine": "elsewhere"}))
+    (place / "out").rename(place / "copied")
+    assert carry_out(place, seeds=[1]) == 0
+    for name in ("low-seed0", "high-seed0"):
+        (place / "copied" / name).rename(place / "out" / name)
+    assert carry_out(place) == 0
     assert started(place) == ["low-seed1", "high-seed1"]
-    parts = json.loads((place / "out" / "results.json").read_text())
-    assert parts["runs"] and [(run["variant"], run["seed"]) for run in parts["runs"]] == [
+    results = json.loads((place / "out" / "results.json").read_text())
+    assert results["machine"].endswith("; elsewhere")
+    assert [(run["variant"], run["seed"]) for run in results["runs"]] == [
         ("low", 0),
         ("high", 0),
         ("low", 1),
         ("high", 1),
     ]
-    (place / "out").rename(place / "two")
-    assert carry_out(place) == 0
-    whole = json.loads((place / "out" / "results.json").read_text())
-    for times in (*whole["runs"], *parts["runs"], *whole["variants"], *parts["variants"]):
-        times.pop("wall_s")
-    assert {**whole, "command": ""} == {**parts, "command": ""}
-
-    # A release before a key of [[envs]] came: its runs are the same.
-    older = json.loads(elsewhere.read_text())
-    for config in older["configs"].values():
-        for env in config["envs"]:
-            del env["step_timeout_s"]
-    # And before there was a split `validation`: it evaluated on test tasks.
-    for outcome, measured in zip(older["runs"], ("evaluations", "training episodes"), strict=True):
-        assert outcome.pop("split") == "train"
-        outcome["measured"] = measured
-    elsewhere.write_text(json.dumps(older))
-    assert carry_out(place, earlier=[elsewhere], report_only=True) == 0
-    assert json.loads((place / "out" / "results.json").read_text())["split"] == "test and train"
-    with pytest.raises(
-        ConfigError, match=r"low-seed0 was run with another envs.0.weight \(1.0, now 2.0\)"
-    ):
-        carry_out(
-            place, earlier=[elsewhere], overrides=['--envs=[{"id": "textcraft", "weight": 2.0}]']
-        )
-
-    with pytest.raises(
-        ConfigError, match=r"low-seed0 was run with another rl.steps \(10, now 12\)"
-    ):
-        carry_out(place, earlier=[elsewhere], overrides=["--rl.steps=12"])
-    with pytest.raises(ConfigError, match="hold a run twice: low of seed 0, high of seed 0"):
-        carry_out(place, earlier=[elsewhere, elsewhere])
-    with pytest.raises(ConfigError, match=r"not the results\.json of a study"):
-        carry_out(place, earlier=[place / "study.toml"])
-    with pytest.raises(ConfigError, match="No such file"):
-        carry_out(place, earlier=[place / "none.json"])
-
-
-def test_a_run_of_another_study_is_the_same_if_its_config_is(place: Path) -> None:
-    # "high" here is what the study calls "low"; its own "high" is not among them.
-    (place / "study.toml").write_text(
-        STUDY.replace('"rates"', '"others"')
-        .replace("1e-4", "1e-3")
-        .replace("high", "best")
-        .replace("low", "high")
-    )
-    assert carry_out(place, seeds=[0]) == 0
-    others = (place / "out").rename(place / "others") / "results.json"
-    (place / "study.toml").write_text(STUDY)
-    assert carry_out(place, seeds=[0], earlier=[others]) == 0
-    assert started(place) == ["high-seed0"]
-    results = json.loads((place / "out" / "results.json").read_text())
-    found = {run["variant"]: run["curve"]["successes"][-1] for run in results["runs"]}
-    assert found == {"low": pytest.approx(1.6), "high": pytest.approx(16)}
-    with pytest.raises(
-        ConfigError,
-        match="of another study, and none of its runs has the config and seed of one here",
-    ):
-        carry_out(place, earlier=[others], overrides=["--rl.steps=12"])
-
-    # Without what tells the two apart, it could be either.
-    older = json.loads(others.read_text())
-    for config in older["configs"].values():
-        del config["rl"]["lr"], config["envs"]
-    others.write_text(json.dumps(older))
-    with pytest.raises(ConfigError, match="high of seed 0 could be low-seed0 or high-seed0"):
-        carry_out(place, earlier=[others])
 
 
 PHASES = (

@@ -163,20 +163,6 @@ def test_a_table_that_fails_keeps_the_checkpoints_and_is_played_again(
     )
 
 
-def test_runs_of_a_study_without_tables_cannot_stand_for_those_with(place: Path) -> None:
-    assert carry_out(place) == 0
-    with_tables = (place / "out").rename(place / "with") / "results.json"
-    (place / "study.toml").write_text(TABLE[: TABLE.index("[table]")])
-    assert carry_out(place, earlier=[with_tables]) == 0
-    without = (place / "out").rename(place / "without") / "results.json"
-    assert json.loads(without.read_text())["runs"][0]["tables"] == {}
-    (place / "study.toml").write_text(TABLE)
-    with pytest.raises(
-        ConfigError, match="low of seed 0 comes without the tables that study rates plays"
-    ):
-        carry_out(place, earlier=[without])
-
-
 def test_the_checkpoint_that_ends_imitation_must_outlast_rl(place: Path) -> None:
     # Imitation ends at 3; RL writes 4, 8, 12 and, at its end, 13.
     four = ["--learner.checkpoint_every=4"]
