@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.quantities import QUANTITIES
-from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS, TESTS
+from horizonrl.common.run_dir import EPISODE_FILE, EVALS, LEDGER, LINEAGES, METRICS, TESTS
 from horizonrl.common.state import HorizonGrowth
+from horizonrl.common.types import StopReason
 from horizonrl.learner.controller.curriculum import DrawShare
 
 Number = float | None
@@ -95,6 +96,35 @@ class LineageLine(Origin):
     log_cut: dict[str, int] = {}
 
 
+class TurnLine(Shape):
+    text: str = ""
+    observation: str = ""
+    reward: float = 0.0
+    ids: list[int] = []
+    logprobs: list[float] = []
+    spans: list[tuple[int, int, int]] = []
+    versions: list[int] = []
+    branch: int = 0
+    trained: bool = True
+
+
+class EpisodeLine(Shape):
+    ticket: str = ""
+    env: str = ""
+    task: str = ""
+    horizon: int = 0
+    episode: int = 0
+    stop: StopReason = StopReason.HORIZON
+    success: bool = False
+    episode_return: float = Field(0.0, alias="return")
+    error: str | None = None
+    prompt: str = ""
+    refused: int = 0
+    refusal: str | None = None
+    branches: list[str] = []
+    turns: list[TurnLine] = []
+
+
 _QUANTITIES: Any = dict.fromkeys(QUANTITIES, (Number, None))
 StepOutcome = create_model("StepOutcome", __base__=Shape, **_QUANTITIES)
 MetricsLine = create_model(
@@ -134,9 +164,9 @@ def read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise ConfigError(f"{position} is not JSON: remove that line") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{position} is not an object: remove that line")
-    if path.name in SHAPES:
+    if shape := EpisodeLine if EPISODE_FILE.fullmatch(path.name) else SHAPES.get(path.name):
         try:
-            SHAPES[path.name].model_validate_json(line, strict=True)
+            shape.model_validate_json(line, strict=True)
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             key = ".".join(map(str, wrong["loc"]))

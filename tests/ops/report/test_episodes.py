@@ -97,3 +97,26 @@ def test_a_line_that_a_crash_cut_short_is_left_out_and_counted(
     (tmp_path / "episodes" / "step-000001.jsonl").write_text(text[:-40])
     episodes = collect(tmp_path, {}, None)
     assert (len(episodes.rows), episodes.unreadable) == (23, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("stop", "</script>"),
+        ("stop", ["horizon"]),
+        ("return", "1.0"),
+        ("env", None),
+        ("turns", 5),
+        ("turns", [{"spans": [[1, 2]]}]),
+    ],
+)
+def test_an_episode_that_is_none_is_left_out_and_counted(
+    key: str, value: object, run_dir: Path, tmp_path: Path
+) -> None:
+    """As in a run directory that somebody else has made."""
+    file = tmp_path / "episodes" / "step-000001.jsonl"
+    file.parent.mkdir()
+    first, rest = (run_dir / "episodes" / file.name).read_text().split("\n", 1)
+    file.write_text(f"{json.dumps(json.loads(first) | {key: value})}\n{rest}")
+    episodes = collect(tmp_path, {}, None)
+    assert (len(episodes.rows), episodes.unreadable) == (23, 1)
