@@ -12,8 +12,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.changes import config_changes
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerError, ConfigError
@@ -195,10 +193,9 @@ async def _from_log(step: RecordedStep) -> Episodes:
     """Return the episodes that a step trained, from the group log; fewer if that is gone."""
     sequences = {sequence for sequence, _ in step.line["trained"]}
     episodes: dict[str, list[dict[str, Any]]] = {}
-    signer = TicketSigner.load(step.config.run.name, step.config.broker.ticket_key)
     try:
-        async with open_log(step.run_dir, step.config) as transport:
-            entries = read_log(GroupLog(transport, signer), min(sequences), max(sequences))
+        async with open_log(step.run_dir, step.config) as (_, log):
+            entries = read_log(log, min(sequences), max(sequences))
             async for entry in entries:
                 if entry.sequence in sequences and isinstance(group := entry.record, Group):
                     episodes[group.ticket.ticket_id] = [

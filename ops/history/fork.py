@@ -32,7 +32,13 @@ from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.records.checkpoint import STATE_FILE, Checkpoint
 from horizonrl.learner.records.journal import Journal
 from horizonrl.ops.history.lineage import ledger_files
-from horizonrl.ops.history.replay import open_log, possible_starts, read_log, with_own_log
+from horizonrl.ops.history.replay import (
+    open_log,
+    possible_starts,
+    read_log,
+    start_at,
+    with_own_log,
+)
 from horizonrl.ops.rundir.directory import check_broker_named, read_config, to_toml
 from horizonrl.ops.rundir.files import JOURNAL, Line
 
@@ -101,12 +107,12 @@ class Fork:
 
     async def _make_streams(self, incoming: Path, *, with_log: bool) -> dict[int, int]:
         """Make the broker's part of the run; return the ticket numbers of what it holds for later, by sequence."""
-        signer = _signer(self.config)
+        signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
         async with _new_broker(self.config, incoming) as target:
             tickets, held = list(self._settled()), dict[int, int]()
             if with_log:
-                async with open_log(self.source, self.before) as transport:
-                    copied, held = await self._copy_log(transport, GroupLog(target, signer), signer)
+                async with open_log(self.source, self.before) as (_, source):
+                    copied, held = await self._copy_log(source, GroupLog(target, signer), signer)
                 self.copied, tickets = len(copied), tickets + copied
             queue = TicketQueue(target, signer)
             issued = {(ticket.kind, ticket.number): ticket for ticket in tickets}
@@ -139,7 +145,7 @@ class Fork:
                 )
 
     async def _copy_log(
-        self, source: Transport, log: GroupLog, signer: TicketSigner
+        self, source: GroupLog, log: GroupLog, signer: TicketSigner
     ) -> tuple[list[Ticket], dict[int, int]]:
         """Copy what the log has from the checkpoint on; return its tickets, and what is held for later."""
         tickets, held = list[Ticket](), dict[int, int]()
@@ -153,14 +159,12 @@ class Fork:
                 held[stored.sequence] = record.ticket.number
         return tickets, held
 
-    async def _entries(self, source: Transport) -> AsyncIterator[tuple[Group | Void, bool]]:
+    async def _entries(self, source: GroupLog) -> AsyncIterator[tuple[Group | Void, bool]]:
         """Yield the log from the checkpoint on, each entry with whether the checkpoint holds it for a later step."""
         cursor, held = (self.start.cursor, self.start.held) if self.start else (0, [])
         # What ended a ticket before it was issued was passed over.
         refused = {sequence for line in self.ledger for sequence in line["never_issued"]}
-        async for entry in read_log(
-            GroupLog(source, _signer(self.before)), min([*held, cursor + 1])
-        ):
+        async for entry in read_log(source, min([*held, cursor + 1])):
             record, sequence = entry.record, entry.sequence
             if sequence in refused or isinstance(record, DeadLetter):
                 continue
@@ -204,11 +208,7 @@ def revert(request: ForkRequest, words: Sequence[str]) -> int:
 def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
     run_dir, before = request.run_dir, read_config(request.run_dir)
     ledger = ledger_files(run_dir).ledger
-    starts = possible_starts(run_dir, before.learner)
-    if step not in starts:
-        raise CheckpointError(
-            f"{run_dir} has no checkpoint of step {step}: choose --at among {', '.join(map(str, sorted(starts)))}"
-        )
+    start = start_at(run_dir, step, before.learner, "--at")
     name = request.name or f"{before.run.name}-{suffix or step}"
     keys = [f"--run.name={name}", f"--run.root={run_dir.parent}"]
     # `train` had started its broker, and starts one for the new run. A cluster goes on and serves both.
@@ -216,16 +216,16 @@ def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
         keys += ["--broker.url=none", "--broker.shared_files=false"]
     config = read_config(run_dir, [*keys, *request.overrides])
     check_broker_named(config, run_dir, request.overrides)
-    return Fork(run_dir, before, config, ledger, starts[step])
+    return Fork(run_dir, before, config, ledger, start)
 
 
 async def _find(run_dir: Path, config: RunConfig, query: Mapping[str, str]) -> int:
     """Return the sequence of the first group in the log that a query matches. Raises ConfigError if there is none."""
-    async with open_log(run_dir, config) as transport:
+    async with open_log(run_dir, config) as (transport, log):
         begin = max(1, (await transport.extent(Stream.GROUPS)).first_sequence)
         if begin > 1:
             print(f"the log begins with entry {begin}: no group before it can be found")
-        async for entry in read_log(GroupLog(transport, _signer(config)), begin):
+        async for entry in read_log(log, begin):
             if matches(entry.record, query):
                 return entry.sequence
     asked = " ".join(f"{key}={pattern}" for key, pattern in query.items())
@@ -269,10 +269,6 @@ async def _new_broker(config: RunConfig, run_dir: Path) -> AsyncIterator[Transpo
             await stack.enter_async_context(server)
             broker = broker.model_copy(update={"url": server.url})
         yield await stack.enter_async_context(connected(config.run.name, broker))
-
-
-def _signer(config: RunConfig) -> TicketSigner:
-    return TicketSigner.load(config.run.name, config.broker.ticket_key)
 
 
 def _share(source: str | Path, target: str | Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from horizonrl.broker.api import Role, Transport
-from horizonrl.broker.connect import connect, connected
+from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.signing import TicketSigner
@@ -23,7 +23,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
 from horizonrl.common.logs import configure_logs
-from horizonrl.common.run_dir import CHECKPOINTS, LEDGER, LINEAGES, METRICS
+from horizonrl.common.run_dir import CHECKPOINTS, LEDGER, LINEAGES, METRICS, NATS
 from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
@@ -85,7 +85,10 @@ def retrain(request: ReplayRequest, frame: Path) -> tuple[int, list[dict[str, An
 
     config = read_config(request.run_dir, request.overrides)
     check_broker_named(config, request.run_dir, request.overrides)
-    start = _start(request.run_dir, request.first, config.learner)
+    # From the model itself in any case: the log may be whole although the run need not keep it.
+    first, start = request.first, None
+    if first:
+        start = start_at(request.run_dir, first, config.learner, "--from")
     lineages = read_lines(request.run_dir / LINEAGES)
     parts = divide(request.run_dir, request.overrides, _ledger(request), lineages)
     for part in parts:
@@ -188,9 +191,7 @@ async def _replay(
     async def lead(part: Part, end_dir: Path | None, engine: EngineThread, vocabulary: int) -> None:
         nonlocal start
         rules = collecting_rules(part.config, vocabulary).of_model(identity)
-        signer = TicketSigner.load(part.config.run.name, part.config.broker.ticket_key)
-        async with open_log(request.run_dir, part.config) as transport:
-            log = GroupLog(transport, signer)
+        async with open_log(request.run_dir, part.config) as (transport, log):
             replay = Replay(part.config, transport, log, engine, rules, frame, lineages, end_dir)
             async for done in replay.steps(start, part.ledger):
                 row = {
@@ -216,32 +217,29 @@ async def _replay(
 
 
 @asynccontextmanager
-async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
-    """Open the broker with the run's log: that of its config if it answers, else a new one on the run's files."""
-    if config.run.name != read_config(run_dir).run.name:  # of the steps before a fork
-        run_dir = run_dir.parent / config.run.name
-    try:
-        # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
-        transport = await connect(
-            config.run.name, config.broker, Role.LEARNER, existing=True, wait_s=PROBE_S
-        )
-    # ConfigError: the config of a run with its own broker has no broker.url.
-    except (BrokerUnreachable, ConfigError) as error:
-        if not (run_dir / "nats").is_dir():
-            raise type(error)(
-                f"{run_dir} has no nats/ with its log, and no other broker that holds it answers: {error}"
-            ) from None
-        async with EmbeddedServer(run_dir / "nats", config.broker.nats.durability) as server:
-            section = config.broker.model_copy(update={"url": server.url})
-            async with connected(
-                config.run.name, section, Role.LEARNER, existing=True
-            ) as transport:
-                yield transport
-        return
-    try:
-        yield transport
-    finally:
-        await transport.close()
+async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[tuple[Transport, GroupLog]]:
+    """Open a run's log: on the broker of its config if that answers, else on a new one with the run's files."""
+    name, broker = config.run.name, config.broker
+    if name != read_config(run_dir).run.name:  # of the steps before a fork
+        run_dir = run_dir.parent / name
+    signer = TicketSigner.load(name, broker.ticket_key)
+    async with AsyncExitStack() as stack:
+        try:
+            # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
+            opening = connected(name, broker, Role.LEARNER, existing=True, wait_s=PROBE_S)
+            transport = await stack.enter_async_context(opening)
+        # ConfigError: the config of a run with its own broker has no broker.url.
+        except (BrokerUnreachable, ConfigError) as error:
+            if not (run_dir / NATS).is_dir():
+                raise type(error)(
+                    f"{run_dir} has no nats/ with its log, and no other broker that holds it answers: {error}"
+                ) from None
+            server = EmbeddedServer(run_dir / NATS, broker.nats.durability)
+            await stack.enter_async_context(server)
+            section = broker.model_copy(update={"url": server.url})
+            opening = connected(name, section, Role.LEARNER, existing=True)
+            transport = await stack.enter_async_context(opening)
+        yield transport, GroupLog(transport, signer)
 
 
 async def read_log(log: GroupLog, first: int, last: int | None = None) -> AsyncIterator[Entry]:
@@ -271,20 +269,16 @@ def with_own_log(state: Mapping[str, Any], held: Mapping[int, int] | None = None
     return {**state, "cursor": max(held, default=0), "mark": "", "waiting": waiting or {}}
 
 
-def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | None:
-    """Return the checkpoint of a step; None for step 0, which starts from the model itself."""
-    if step == 0:
-        return None
+def start_at(run_dir: Path, step: int, config: LearnerSection, option: str) -> Checkpoint | None:
+    """Return the checkpoint of a step that an option names; None for step 0, which starts from the model itself."""
     starts = possible_starts(run_dir, config)
     if step not in starts:
         cure = (
-            f"choose --from among {', '.join(map(str, sorted(starts)))}"
+            f"choose {option} among {', '.join(map(str, sorted(starts)))}"
             if starts
             else "train with learner.keep_log = true"
         )
-        raise CheckpointError(
-            f"{run_dir} has no checkpoint of step {step} with the log after it: {cure}"
-        )
+        raise CheckpointError(f"{run_dir} has no checkpoint of step {step}: {cure}")
     return starts[step]
 
 

@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from horizonrl.broker.api import Stream, Transport
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
@@ -27,6 +26,7 @@ from horizonrl.learner.controller.horizon import Histories, adaptive_rules, sche
 from horizonrl.ops.history.lineage import ledger_files
 from horizonrl.ops.history.replay import open_log, read_log
 from horizonrl.ops.rundir.directory import check_broker_named, read_config
+from horizonrl.ops.rundir.files import Files, Line, TicketEnd
 from horizonrl.ops.rundir.view import RunView
 
 EVALUATED, VOID = "evaluated", "void"
@@ -35,28 +35,23 @@ FIXED = ("horizon.", "imitation.steps", "rl.max_staleness", "run.name", "run.see
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerEnd:
-    """One ticket's end, from a line of the ledger or of the evaluations."""
-
-    step: int
-    sequence: int
-    ticket_id: str
-    how: str
-    """`trained`, `evaluated`, `void`, or the drop reason."""
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     config: RunConfig
-    ledger: Sequence[Mapping[str, Any]]
+    files: Files
     log: Mapping[int, Entry]
     """The entries of the group log by sequence."""
     issued: Mapping[Kind, int]
-    evaluations: Sequence[Mapping[str, Any]] = ()
-    cuts: Sequence[Mapping[str, Any]] = ()
-    """The lines of `lineages.jsonl` of learners that found the log cut, in order."""
 
-    def is_cut(self, end: LedgerEnd) -> bool:
+    @property
+    def ledger(self) -> Sequence[Line]:
+        return self.files.ledger
+
+    @property
+    def cuts(self) -> list[Line]:
+        """The lines of `lineages.jsonl` of learners that found the log cut, in order."""
+        return [line for line in self.files.lineages if "log_cut" in line]
+
+    def is_cut(self, end: TicketEnd) -> bool:
         """Return whether the broker has lost the entry of an end, before a learner resumed behind it."""
         behind = any(
             end.step <= cut["from_step"] and end.sequence > cut["log_cut"]["read_on_after"]
@@ -64,34 +59,19 @@ class Evidence:
         )
         return behind and not self.holds(end)
 
-    def holds(self, end: LedgerEnd) -> bool:
+    def holds(self, end: TicketEnd) -> bool:
         entry = self.log.get(end.sequence)
-        return entry is not None and ticket_of(entry) == end.ticket_id
+        return entry is not None and ended_ticket(entry) == end.ticket
 
     def comparable(self) -> list[tuple[int, int]]:
         """Return the spans of steps (after, to) whose entries the log holds; all of them if it was never cut."""
-        cut_steps = sorted({end.step for end in self.ends() if self.is_cut(end)})
+        cut_steps = sorted({end.step for end in self.files.ends() if self.is_cut(end)})
         spans, first = [], 0
         for resumed in sorted(cut["from_step"] for cut in self.cuts):
             if lost := [step for step in cut_steps if first < step <= resumed]:
                 spans.append((first, lost[0] - 1))
                 first = resumed
         return [(after, to) for after, to in [*spans, (first, len(self.ledger))] if after < to]
-
-    def ends(self) -> Iterator[LedgerEnd]:
-        """Yield every end in the ledger's order, then the ends in the evaluations."""
-        for line in self.ledger:
-            for how in (TRAINED, "dropped", "voids"):
-                for sequence, ticket_id, *reason in line[how]:
-                    yield LedgerEnd(
-                        line["step"],
-                        sequence,
-                        ticket_id,
-                        reason[0] if reason else how.removesuffix("s"),
-                    )
-        for line in self.evaluations:
-            for sequence, ticket_id, how in line["ends"]:
-                yield LedgerEnd(line["settled_step"], sequence, ticket_id, how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +122,14 @@ def verify(run_dir: Path, overrides: Sequence[str]) -> int:
                 )
 
     async def evidence() -> Evidence:
-        async with open_log(run_dir, config) as transport:
+        async with open_log(run_dir, config) as (transport, _):
             first = (await transport.extent(Stream.GROUPS)).first_sequence
             if first > 1:
                 raise ConfigError(
                     f"the log of {run_dir} begins with entry {first}, and the verdict needs all of it: train with "
                     "learner.keep_log = true"
                 )
-            return await gather(config, files.ledger, transport, files.evals, files.lineages)
+            return await gather(config, files, transport)
 
     verdict = judge(asyncio.run(evidence()))
     issued = sum(verdict.issued.values())
@@ -162,28 +142,19 @@ def verify(run_dir: Path, overrides: Sequence[str]) -> int:
     return int(bool(verdict.findings))
 
 
-async def gather(
-    config: RunConfig,
-    ledger: Sequence[Mapping[str, Any]],
-    transport: Transport,
-    evaluations: Sequence[Mapping[str, Any]] = (),
-    lineages: Sequence[Mapping[str, Any]] = (),
-) -> Evidence:
+async def gather(config: RunConfig, files: Files, transport: Transport) -> Evidence:
     """Read the whole group log and the ticket stream."""
     signer = TicketSigner.load(transport.run, config.broker.ticket_key)
-    log = GroupLog(transport, signer)
-    entries = {entry.sequence: entry async for entry in read_log(log, 1)}
+    entries = {entry.sequence: entry async for entry in read_log(GroupLog(transport, signer), 1)}
     issued = dict.fromkeys(Kind, 0)
-    for _, ticket in await TicketQueue(
-        transport
-    ).stored_tickets():  # the last ticket issued is never removed
+    # The last ticket issued is never removed.
+    for _, ticket in await TicketQueue(transport).stored_tickets():
         issued[ticket.kind] = max(issued[ticket.kind], ticket.number + 1)
-    cuts = [line for line in lineages if "log_cut" in line]
-    return Evidence(config, ledger, entries, issued, evaluations, cuts)
+    return Evidence(config, files, entries, issued)
 
 
 def judge(evidence: Evidence) -> Verdict:
-    ends = list(evidence.ends())
+    ends = list(evidence.files.ends())
     how = Counter(end.how for end in ends)
     trained, evaluated, void = (how.pop(end, 0) for end in (TRAINED, EVALUATED, VOID))
     return Verdict(
@@ -203,25 +174,25 @@ def judge(evidence: Evidence) -> Verdict:
     )
 
 
-def parsed(ticket_id: str) -> tuple[Kind, int]:
+def parse_id(ticket_id: str) -> tuple[Kind, int]:
     """Return the kind and the number in a ticket id."""
     kind, _, number = ticket_id.partition("-")
     return Kind(kind), int(number)
 
 
-def _lost(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
-    ended = {parsed(end.ticket_id) for end in ends}
+def _lost(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
+    ended = {parse_id(end.ticket) for end in ends}
     for kind, count in evidence.issued.items():
         for number in range(count):
             if (kind, number) not in ended:
                 yield f"{kind.value}-{number:08d} was issued and has no end"
 
 
-def _doubled(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
-    by_ticket: dict[str, list[LedgerEnd]] = defaultdict(list)
-    by_sequence: dict[int, list[LedgerEnd]] = defaultdict(list)
+def _doubled(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
+    by_ticket: dict[str, list[TicketEnd]] = defaultdict(list)
+    by_sequence: dict[int, list[TicketEnd]] = defaultdict(list)
     for end in ends:
-        by_ticket[end.ticket_id].append(end)
+        by_ticket[end.ticket].append(end)
         if not evidence.is_cut(end):  # its sequence is another entry's by now
             by_sequence[end.sequence].append(end)
     for name, group in [*by_ticket.items(), *by_sequence.items()]:
@@ -232,15 +203,15 @@ def _doubled(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
             yield f"{name} ended {len(group)} times: {story}"
 
 
-def _stale(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
+def _stale(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
     bound = evidence.config.rl.max_staleness
     for end, group in _train_groups(evidence, ends):
         # Step N trains version N - 1, and staleness counts from there (invariants: Bounded staleness).
         if end.how == TRAINED and (age := end.step - 1 - group.oldest_version) > bound:
-            yield f"{end.ticket_id} of version {group.oldest_version} was trained in step {end.step}: {age} > {bound}"
+            yield f"{end.ticket} of version {group.oldest_version} was trained in step {end.step}: {age} > {bound}"
 
 
-def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
+def _horizons(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
     """Each ticket carries the horizon that was due when it was issued, and horizons never shrink.
 
     An adaptive horizon may be that of a later step: the learner may have reached that step before it was rolled back.
@@ -256,9 +227,9 @@ def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
         else:
             due = [scheduled_turns(config, config.run.seed, env_id, step, ticket.number)]
         if ticket.horizon_turns not in due:
-            yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
+            yield f"{end.ticket} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
         if ticket.horizon_turns < before[env_id] and schedule.kind not in ("shuffled", "reversed"):
-            yield f"{end.ticket_id} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
+            yield f"{end.ticket} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
         before[env_id] = max(before[env_id], ticket.horizon_turns)
 
 
@@ -283,8 +254,8 @@ def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
 
 
 def _train_groups(
-    evidence: Evidence, ends: Sequence[LedgerEnd]
-) -> Iterator[tuple[LedgerEnd, Group]]:
+    evidence: Evidence, ends: Sequence[TicketEnd]
+) -> Iterator[tuple[TicketEnd, Group]]:
     for end in ends:
         entry = evidence.log.get(end.sequence)
         if evidence.is_cut(end):
@@ -299,7 +270,7 @@ def _train_groups(
 
 def _ledger(evidence: Evidence) -> Iterator[str]:
     """The ledger is consistent: it has one line per step, and versions, lineages and cursors never decrease."""
-    before: Mapping[str, Any] = {"step": 0, "lineage": 0, "cursor": 0}
+    before: Line = {"step": 0, "lineage": 0, "cursor": 0}
     for line in evidence.ledger:
         if line["step"] != before["step"] + 1 or line["version"] != line["step"]:
             yield f"step {line['step']} with version {line['version']} follows step {before['step']}"
@@ -311,25 +282,25 @@ def _ledger(evidence: Evidence) -> Iterator[str]:
         before = line
 
 
-def _held_out(ends: Sequence[LedgerEnd]) -> Iterator[str]:
+def _held_out(ends: Sequence[TicketEnd]) -> Iterator[str]:
     """Eval tickets are never trained on, and only eval tickets are evaluated."""
     for end in ends:
-        evaluation = parsed(end.ticket_id)[0] is Kind.EVAL
+        evaluation = parse_id(end.ticket)[0] is Kind.EVAL
         if end.how == TRAINED if evaluation else end.how == EVALUATED:
-            yield f"step {end.step} ends {end.ticket_id} as {end.how}"
+            yield f"step {end.step} ends {end.ticket} as {end.how}"
 
 
-def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
+def _against_log(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
     """Every end points to an entry of the log with the same ticket, and every entry is an end or a repeat of one."""
     ended_at: dict[str, int] = {}
     for end in ends:
-        ended_at.setdefault(end.ticket_id, end.sequence)
+        ended_at.setdefault(end.ticket, end.sequence)
         entry = evidence.log.get(end.sequence)
         if not evidence.holds(end) and not evidence.is_cut(end):
-            held = "nothing" if entry is None else str(ticket_of(entry))
-            yield f"step {end.step} ends {end.ticket_id} by sequence {end.sequence}, where the log holds {held}"
-        if parsed(end.ticket_id)[1] >= evidence.issued[parsed(end.ticket_id)[0]]:
-            yield f"step {end.step} ends {end.ticket_id}, which was never issued"
+            held = "nothing" if entry is None else str(ended_ticket(entry))
+            yield f"step {end.step} ends {end.ticket} by sequence {end.sequence}, where the log holds {held}"
+        if parse_id(end.ticket)[1] >= evidence.issued[parse_id(end.ticket)[0]]:
+            yield f"step {end.step} ends {end.ticket}, which was never issued"
     cursor = evidence.ledger[-1]["cursor"] if evidence.ledger else 0
     sequences = {end.sequence for end in ends if not evidence.is_cut(end)}
     # What would have ended a ticket before it was issued was passed over.
@@ -340,13 +311,13 @@ def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]
             continue
         # A repeat comes after the entry that ended its ticket. An earlier one was skipped (invariants: Order decides).
         # A ticket whose end was lost may have ended at any sequence.
-        ticket_id = str(ticket_of(entry))
+        ticket_id = str(ended_ticket(entry))
         if (
             ticket_id not in ended_at
             if evidence.cuts
             else ended_at.get(ticket_id, sequence) >= sequence
         ):
-            yield f"sequence {sequence} ({ticket_of(entry)}) is neither an end nor the repeat of one"
+            yield f"sequence {sequence} ({ended_ticket(entry)}) is neither an end nor the repeat of one"
         # Beyond the cursor no step has counted yet.
         repeats += sequence <= cursor and not isinstance(entry.record, DeadLetter)
     # Repeats that were counted may be lost, and entries that are read again are not counted.
@@ -356,7 +327,7 @@ def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]
         yield f"the ledger counts {counted} repeats up to sequence {cursor}, the log holds {repeats}"
 
 
-def ticket_of(entry: Entry) -> str | None:
+def ended_ticket(entry: Entry) -> str | None:
     """Return the id of the ticket that an entry ends."""
     return (
         entry.record.ticket_id

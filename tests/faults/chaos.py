@@ -22,9 +22,8 @@ from rich.table import Table
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import last_lines
 from horizonrl.common.processes import Child, horizonrl_command
-from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES
 from horizonrl.ops.history.verify import Verdict, gather, judge
-from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.rundir.files import Files
 from horizonrl.ops.terminal.console import plain_console
 from tests.faults.cluster import Cluster, cluster, workplace
 from tests.faults.damage import MOST_STEPS
@@ -94,10 +93,8 @@ async def _chaos(request: ChaosRequest, place: Path, console: Console) -> dict[s
         except* HorizonError as failures:
             # A run that does not finish is judged all the same: what it left behind says why.
             findings = [f"unfinished: {failure}" for failure in failures.exceptions]
-        ledger, evals, lineages = (
-            read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS, LINEAGES)
-        )
-        evidence = await gather(whole.config, ledger, whole.transport, evals, lineages)
+        files = Files.read(whole.config.run_dir)
+        evidence = await gather(whole.config, files, whole.transport)
         verdict = judge(evidence)
         spans = evidence.comparable()
         replay = await replayed(whole, spans)

@@ -18,6 +18,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind, StopReason, Task, Void
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.history.verify import Evidence, gather, judge
+from horizonrl.ops.rundir.files import Files
 from tests.faults.damage import flip
 from tests.ops.history import runs
 from tests.records import make_group
@@ -96,9 +97,13 @@ def evidence(
                 await GroupLog(transport).publish_void(record)
             else:
                 await GroupLog(transport).publish(record)
-        return await gather(config, ledger, transport, evals)
+        return await gather(config, Files(ledger=ledger, evals=evals), transport)
 
     return asyncio.run(build())
+
+
+def with_files(before: Evidence, **parts: Sequence[dict[str, Any]]) -> Evidence:
+    return replace(before, files=replace(before.files, **parts))
 
 
 def findings(
@@ -126,7 +131,7 @@ def evaluating_log() -> list[Group | Void]:
 
 def evaluations(*ends: str) -> list[dict[str, Any]]:
     named = [[8 + number, f"eval-{number:08d}", how] for number, how in enumerate(ends)]
-    return [{"settled_step": 3, "ends": named}]
+    return [{"settled_step": 3, "version": 2, "lineage": 1, "ends": named}]
 
 
 def test_evaluated_tickets_are_accounted_for_beyond_the_ledger() -> None:
@@ -288,19 +293,19 @@ def test_what_was_trained_from_entries_that_the_broker_lost_is_not_compared_with
     ledger = [*sound_ledger(), line(3, [(4, 6), (5, 7)], cursor=5, lineage=2)]
     cut = {"lineage": 2, "from_step": 2, "log_cut": {"cursor": 7, "read_on_after": 3}}
     lineages = [{"lineage": 0, "from_step": 0}, {"lineage": 1, "from_step": 1}, cut]
-    restored = replace(evidence(log, ledger, 8), cuts=lineages[2:])
+    restored = with_files(evidence(log, ledger, 8), lineages=lineages)
     assert judge(restored).findings == []
     assert restored.comparable() == [(0, 1), (2, 3)]
-    unexplained = judge(replace(restored, cuts=[])).findings
+    unexplained = judge(with_files(restored, lineages=[])).findings
     assert "ledger: step 3 goes back behind lineage 1, cursor 7" in unexplained
     assert (
         "ledger: step 2 ends train-00000003 by sequence 4, where the log holds train-00000006"
         in unexplained
     )
-    assert replace(restored, cuts=[]).comparable() == [(0, 3)]
+    assert with_files(restored, lineages=[]).comparable() == [(0, 3)]
     # What the log has lost does not excuse a ticket that ends again, a ticket without an end, or a group of none.
     ledger[2]["trained"][1] = [5, "train-00000005"]
-    twice = judge(replace(restored, ledger=ledger)).findings
+    twice = judge(with_files(restored, ledger=ledger)).findings
     assert any(text.startswith("doubled: train-00000005 ended 2 times") for text in twice)
     assert "lost: train-00000007 was issued and has no end" in twice
     assert (
@@ -320,7 +325,7 @@ def test_a_second_cut_behind_the_first_one_is_compared_from_each_place_on() -> N
         {"lineage": number, "from_step": number, "log_cut": {"cursor": 7, "read_on_after": after}}
         for number, after in ((2, 3), (3, 4))
     ]
-    assert replace(evidence(log, ledger, 9), cuts=cuts).comparable() == [(0, 1), (3, 4)]
+    assert with_files(evidence(log, ledger, 9), lineages=cuts).comparable() == [(0, 1), (3, 4)]
 
 
 @pytest.mark.parametrize("name", ["hash", "training-00000.safetensors"])
