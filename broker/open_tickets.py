@@ -30,8 +30,9 @@ class OpenTickets:
         """Sequence, kind, number and subject; ascending."""
         self._newest: dict[Name, int] = {}
         """The sequence of each ticket's newest copy."""
-        self._last: dict[str, int] = {}
-        """By subject, the sequence of its last ticket. That of a kind is never purged: `count_issued` reads it."""
+        self._last: dict[str, tuple[int, int]] = {}
+        """By subject, the number and the sequence of its last ticket: of a kind, the one with the highest number. That
+        is never purged, because `count_issued` reads it."""
         self._absent: set[Name] = set()
         """Tickets that should stand in the stream and did not when it was scanned."""
         self._purged: dict[str, int] = {}
@@ -53,7 +54,9 @@ class OpenTickets:
         if self._newest.get(name, -1) < sequence:
             insort(self._order, (sequence, *name, subject))
             self._newest[name] = sequence
-        self._last[subject] = max(self._last.get(subject, 0), sequence)
+        # Tickets that are issued again have no order, and none of them has to stay.
+        number = 0 if subject == REISSUED else ticket.number
+        self._last[subject] = max(self._last.get(subject, (0, 0)), (number, sequence))
         self._absent.discard(name)
 
     async def refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
@@ -114,7 +117,7 @@ class OpenTickets:
         first: dict[str, int] = {}
         for sequence, _, _, subject in self._order:
             first.setdefault(subject, sequence)
-        for subject, last in list(self._last.items()):
+        for subject, (_, last) in list(self._last.items()):
             # The last one that was issued again may go too: nothing is counted by that subject.
             most = last + 1 if subject == REISSUED else last
             sequence = min(first.get(subject, most), most)

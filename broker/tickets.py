@@ -37,6 +37,8 @@ class TicketQueue:
         self._issued: dict[Kind, int] = {}
         """By kind, how many tickets are known to have been issued."""
         self._missing: dict[Kind, Sequence[int]] = {}
+        self._read_to: dict[Kind, int] = {}
+        """By kind, the sequence up to which its tickets have been counted."""
 
     async def issue(self, ticket: Ticket) -> Stored:
         """Publish a ticket; `duplicate` means that it had been issued before."""
@@ -82,11 +84,10 @@ class TicketQueue:
     async def count_issued(self, kind: Kind) -> int:
         """Return how many tickets of a kind were issued: the number of the next one.
 
-        The last message has the highest number, or one of those before it: a ticket may be stored a second time, and
-        those that were issued together are stored in any order.
+        The last message need not have the highest number: tickets that were issued together are stored in any order,
+        and one may be stored a second time. So what has been stored since the last count is read.
         """
         if kind not in self._issued:
-            # Once per process and kind.
             latest = await self._latest(kind)
             highest = max(latest, default=-1)
             lowest = max(0, highest - ISSUED_AT_ONCE)
@@ -94,8 +95,10 @@ class TicketQueue:
                 number for number in range(lowest, highest) if number not in latest
             ]
             self._issued[kind] = highest + 1
-        if (ticket := await self.last_issued(kind)) is not None:
-            self._issued[kind] = max(self._issued[kind], ticket.number + 1)
+        ticket = await self.last_issued(kind)
+        if ticket is not None and ticket.number >= self._issued[kind]:
+            highest = max({ticket.number, *await self._latest(kind)})
+            self._issued[kind] = max(self._issued[kind], highest + 1)
         return self._issued[kind]
 
     def known_issued(self, kind: Kind) -> int:
@@ -110,15 +113,17 @@ class TicketQueue:
         return self._missing.get(kind, ())
 
     async def _latest(self, kind: Kind) -> set[int]:
-        """Return the numbers of a kind's tickets among the messages up to its last one."""
+        """Return the numbers of a kind's tickets that were stored since the last call, up to the last one."""
         # Not up to the end of the stream: any number of another kind's tickets may follow.
         last = await self._transport.last(Stream.TICKETS, ticket_subject(kind))
         if last is None:
             return set()
-        return {
-            ticket.number
-            for _, ticket in await self._scan(ticket_subject(kind), max(0, last.sequence - LATEST))
-        }
+        read_to = self._read_to.get(kind, 0)
+        # A broker that has lost its end gives these sequences to other tickets.
+        after = max(read_to if read_to < last.sequence else 0, last.sequence - LATEST)
+        stored = await self._scan(ticket_subject(kind), after)
+        self._read_to[kind] = last.sequence
+        return {ticket.number for _, ticket in stored}
 
     async def last_issued(self, kind: Kind) -> Ticket | None:
         """Return the newest ticket of a kind; None if there is none, or if the last message is no ticket."""

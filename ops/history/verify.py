@@ -73,6 +73,10 @@ class Evidence:
                 first = resumed
         return [(after, to) for after, to in [*spans, (first, len(self.ledger))] if after < to]
 
+    def is_spare(self, kind: Kind) -> bool:
+        """Return whether tickets of a kind may be open at the end: no step of RL waits for its demonstrations."""
+        return kind is Kind.DEMO and self.config.rl.demos_per_step > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -184,7 +188,7 @@ def _lost(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
     ended = {parse_id(end.ticket) for end in ends}
     for kind, count in evidence.issued.items():
         for number in range(count):
-            if (kind, number) not in ended:
+            if (kind, number) not in ended and not evidence.is_spare(kind):
                 yield f"{kind.value}-{number:08d} was issued and has no end"
 
 
@@ -307,11 +311,11 @@ def _against_log(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]
     sequences |= {sequence for line in evidence.ledger for sequence in line.get("never_issued", ())}
     repeats = 0
     for sequence, entry in evidence.log.items():
-        if sequence in sequences:
+        ticket_id = str(ended_ticket(entry))
+        if sequence in sequences or (sequence > cursor and _is_spare(evidence, entry)):
             continue
         # A repeat comes after the entry that ended its ticket. An earlier one was skipped (invariants: Order decides).
         # A ticket whose end was lost may have ended at any sequence.
-        ticket_id = str(ended_ticket(entry))
         if (
             ticket_id not in ended_at
             if evidence.cuts
@@ -325,6 +329,11 @@ def _against_log(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]
         counted := sum(line["repeats"] for line in evidence.ledger)
     ) != repeats and not evidence.cuts:
         yield f"the ledger counts {counted} repeats up to sequence {cursor}, the log holds {repeats}"
+
+
+def _is_spare(evidence: Evidence, entry: Entry) -> bool:
+    """Return whether an entry ends a ticket that may be open at the end."""
+    return entry.ends is not None and evidence.is_spare(entry.ends[0])
 
 
 def ended_ticket(entry: Entry) -> str | None:

@@ -207,6 +207,21 @@ def test_tickets_of_another_controller_that_come_during_a_scan_are_found_by_the_
     asyncio.run(scenario())
 
 
+def test_the_highest_ticket_of_a_kind_stays_though_lower_ones_were_stored_after_it() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport()
+        queue = TicketQueue(transport)
+        for number in (0, 3, 1, 2):
+            await queue.issue(make_ticket(number))
+        standing = OpenTickets(transport, queue)
+        await standing.refresh(Progress(), {Kind.TRAIN: 4})
+        await standing.purge(ended(lowest=4))
+        assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 4
+        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [3, 1, 2]
+
+    asyncio.run(scenario())
+
+
 def test_the_last_ticket_of_a_kind_stays_though_the_broker_has_lost_later_ones() -> None:
     async def scenario() -> None:
         server = MemoryServer()

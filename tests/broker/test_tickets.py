@@ -76,6 +76,23 @@ def test_an_old_ticket_that_is_stored_again_does_not_take_the_count_back(broker:
     asyncio.run(scenario())
 
 
+def test_tickets_that_are_stored_out_of_order_are_counted_by_whoever_had_counted_before() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport()
+        issuer, reader = TicketQueue(transport), TicketQueue(transport)
+        await issuer.issue(make_ticket(0))
+        assert await reader.count_issued(Kind.TRAIN) == 1
+        for number in (2, 1, 5, 4, 3):
+            await issuer.issue(make_ticket(number))
+        assert await reader.was_issued(Kind.TRAIN, 5)
+        assert not await reader.was_issued(Kind.TRAIN, 6)
+        for number in (7, 6):
+            await issuer.issue(make_ticket(number))
+        assert await reader.count_issued(Kind.TRAIN) == 8
+
+    asyncio.run(scenario())
+
+
 def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:

@@ -171,6 +171,16 @@ def test_a_group_of_a_ticket_that_never_ended_is_not_accounted_for() -> None:
     assert "ledger: sequence 8 (train-00000006) is neither an end nor the repeat of one" in found
 
 
+def test_a_demonstration_that_no_step_of_rl_waits_for_is_not_lost() -> None:
+    late = make_group(0, kind=Kind.DEMO, rewards=(1.0,))
+    log, ledger = [*sound_log(), late], sound_ledger()
+    cloning = CONFIG.model_copy(update={"rl": CONFIG.rl.model_copy(update={"demos_per_step": 1})})
+    for config, spare in ((CONFIG, False), (cloning, True)):
+        sound = evidence(log, ledger, config=config)
+        verdict = judge(replace(sound, issued={**sound.issued, Kind.DEMO: 2}))
+        assert (verdict.findings == []) is spare
+
+
 def test_a_ticket_that_ended_twice_is_doubled() -> None:
     ledger = sound_ledger()
     ledger[1]["trained"].append([6, "train-00000002"])
