@@ -297,7 +297,7 @@ def test_an_episode_taller_than_the_window_scrolls_in_its_own_place(
             <= height
         )
     page.go_back() if page.evaluate("history.length > 2") else page.click("[data-view=overview]")
-    assert page.evaluate("document.documentElement.scrollHeight") > height
+    page.wait_for_function("height => document.documentElement.scrollHeight > height", arg=height)
 
 
 def test_demonstrations_and_held_out_episodes_wear_a_badge_and_are_found_by_it(
