@@ -99,7 +99,7 @@ def test_a_page_reads_as_an_accessibility_tree_and_shows_what_was_typed() -> Non
             False,
             {"page_reward": -1},
         )
-        with pytest.raises(EnvironmentFailure, match="reset before step"):
+        with pytest.raises(EnvironmentFailure, match="reset before the next step"):
             await environment.step("click [2]")
 
     run(scenario)
