@@ -27,6 +27,7 @@ from mcp_types import (
     TextResourceContents,
     Tool,
 )
+from pydantic import ValidationError
 
 from horizonrl.common.errors import EnvironmentFailure, first_error
 from horizonrl.common.scratch import scratch
@@ -189,6 +190,10 @@ def _text_of_block(block: ContentBlock) -> str:
 def leaf(error: BaseException) -> str:
     """Return the text of an error, or of the first one in a group."""
     first = first_error(error)
+    if isinstance(first, ValidationError):
+        wrong = first.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"]))
+        return f"its answer is not MCP's ({place}: {wrong['msg'].lower()})"
     return f"{type(first).__name__}: {first}"
 
 

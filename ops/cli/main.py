@@ -3,20 +3,24 @@
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 
-from horizonrl.common.errors import DISK_FULL, HorizonError, MissingDependency
+from horizonrl.common.errors import DISK_FULL, ConfigError, HorizonError, MissingDependency
 from horizonrl.common.texts import printable
 from horizonrl.ops.cli.parser import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 would fail the same way again, 130 interrupted."""
+    sys.excepthook = _show_defect
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not where a program redirects it
             stream.reconfigure(errors="replace")  # a terminal of ASCII gets `?`, no traceback
     try:
+        _refuse_bytes(words)
         arguments, overrides = parse(words)
         code: int = arguments.execute(arguments, overrides)
         return code
@@ -50,6 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse_bytes(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word that Python could not decode: no file that names it could be written."""
+    for word in words:
+        if word.encode(errors="replace").decode() != word:
+            raise ConfigError(
+                f"{word!r} is no text in this locale ({sys.getfilesystemencoding()}): set LC_ALL=C.UTF-8 "
+                "and give the same command again, or choose another name"
+            )
+
+
+def _show_defect(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print a traceback as Python does. What its message quotes, a stranger may have written."""
+    lines = traceback.format_exception(kind, error, trace)
+    print(printable("".join(lines)), file=sys.stderr, end="")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -18,11 +18,12 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.run_dir import EPISODE_FILE, EVALS, LEDGER, LINEAGES, METRICS, TESTS
 from horizonrl.common.state import HorizonGrowth
-from horizonrl.common.types import StopReason
+from horizonrl.common.types import DropReason, Kind, StopReason
 from horizonrl.learner.controller.curriculum import DrawShare
 
 Number = float | None
 """None is what was not measured."""
+TicketId = Annotated[str, Field(pattern=rf"^({'|'.join(Kind)})-\d+$")]
 
 
 class Shape(BaseModel):
@@ -64,7 +65,7 @@ class EvaluationLine(Origin, Measures):
     oldest_version: int | None = None
     newest_version: int | None = None
     environments: dict[str, Measures] = {}
-    ends: list[tuple[int, str, str]] = []
+    ends: list[tuple[int, TicketId, DropReason | Literal["evaluated", "void"]]] = []
     split: str = ""
 
 
@@ -80,9 +81,9 @@ class ResultLine(Shape):
 
 class LedgerLine(Origin):
     cursor: int = 0
-    trained: list[tuple[int, str]] = []
-    dropped: list[tuple[int, str, str]] = []
-    voids: list[tuple[int, str]] = []
+    trained: list[tuple[int, TicketId]] = []
+    dropped: list[tuple[int, TicketId, DropReason]] = []
+    voids: list[tuple[int, TicketId]] = []
     actors: dict[str, str] = {}
     repeats: int = 0
     never_issued: list[int] = []
@@ -109,7 +110,7 @@ class TurnLine(Shape):
 
 
 class EpisodeLine(Shape):
-    ticket: str = ""
+    ticket: TicketId = ""
     env: str = ""
     task: str = ""
     horizon: int = 0

@@ -442,18 +442,28 @@ def test_what_servers_answer_reaches_the_agent_as_text(answer: dict[str, Any], r
     assert asyncio.run(scenario()).startswith(read)
 
 
-def test_an_error_that_no_argument_causes_is_the_servers_failure() -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"error": {"code": -32700, "message": "parse error"}}, "parse error"),
+        (
+            {"result": {"content": None}},
+            r"its answer is not MCP's \(content: input should be a valid list\)",
+        ),
+    ],
+)
+def test_an_error_that_no_argument_causes_is_the_servers_failure(
+    answer: dict[str, Any], said: str
+) -> None:
     async def scenario() -> None:
         session = Session(
             Server(command=(sys.executable, str(Path(__file__).with_name("raw_server.py"))))
         )
         await session.start()
         try:
-            await session.call(
-                "say", {"answer": json.dumps({"error": {"code": -32700, "message": "parse error"}})}
-            )
+            await session.call("say", {"answer": json.dumps(answer)})
         finally:
             await session.stop()
 
-    with pytest.raises(EnvironmentFailure, match="parse error"):
+    with pytest.raises(EnvironmentFailure, match=rf"failed in say: {said}$"):
         asyncio.run(scenario())

@@ -352,6 +352,27 @@ def test_a_run_without_evaluations_has_no_best_version(
     assert "holds no evaluated version: set eval.every" in capsys.readouterr().err
 
 
+def test_a_path_that_the_locale_cannot_read_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    word = "--run.root=l\udcc3\udcbcft"  # `lüft` where LC_ALL is C and Python's UTF-8 mode is off
+    assert main(["train", word]) == 2
+    assert "is no text in this locale" in capsys.readouterr().err
+
+
+def test_a_traceback_is_text_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> None:
+        raise RuntimeError(f"\x1b[2J\u202e{words[0]}")
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr("horizonrl.ops.cli.main.parse", fail)
+    with pytest.raises(RuntimeError) as raised:
+        main(["status"])
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and said.endswith("\nRuntimeError: ?[2J?status\n")
+
+
 def test_what_an_environment_says_is_printed_as_it_is() -> None:
     shown = io.StringIO()
     plain_console(shown).print("a :key: opens [b]the door[/b]", highlight=False)

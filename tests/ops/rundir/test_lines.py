@@ -109,6 +109,33 @@ def test_what_a_list_holds_has_its_types_too(
         read_lines(tmp_path / "metrics.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "entry"),
+    [
+        ("evals.jsonl", "ends", [1, "eval-00000000", "\x1b[2J"]),
+        ("evals.jsonl", "ends", [1, "\x1b[2J-0", "evaluated"]),
+        ("ledger.jsonl", "dropped", [1, "train-00000000", "\x1b[2J"]),
+        ("ledger.jsonl", "trained", [1, "\x1b[2J"]),
+        ("ledger.jsonl", "voids", [1, "train-"]),
+    ],
+)
+def test_a_ticket_and_its_end_are_of_those_that_there_are(
+    name: str, key: str, entry: list[object], run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run_dir / name
+    whole = file.read_bytes()
+    first, rest = whole.split(b"\n", 1)
+    line = json.loads(first) | {key: [entry]}
+    try:
+        file.write_bytes(json.dumps(line).encode() + b"\n" + rest)
+        for command in ("status", "report"):
+            assert main([command, str(run_dir)]) == 2
+            said = capsys.readouterr().err
+            assert f"{file}, line 1 has {key}.0." in said and "\x1b" not in said
+    finally:
+        file.write_bytes(whole)
+
+
 def test_a_key_of_a_later_version_may_hold_anything(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "later": [{}], "loss": null}\n')
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "later": [{}], "loss": None}]
