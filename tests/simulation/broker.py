@@ -443,7 +443,7 @@ class LinkedDelivery:
 
         def request() -> None:
             at_once(self.delivery.give_back(delay_s))
-            broker.history.give_back(life, self.message)
+            broker.history.give_back(life, self.message, self.deliveries)
 
         await self.link.ask("give_back", request, self.link.ack_wait_s)
 

@@ -24,7 +24,7 @@ EPOCH = 1.75e9
 """What the wall clock shows when a simulation begins."""
 STEP_S = 2e-5
 """What a callback takes."""
-MOST_CALLBACKS = 500_000
+MOST_CALLBACKS = 250_000
 """Callbacks of a run: one that needs more goes round in circles."""
 
 

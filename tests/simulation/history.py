@@ -85,8 +85,8 @@ class History:
     def acknowledge(self, life: Life, message: Message) -> None:
         self.note(life, "acknowledge", ticket_id(message), message.sequence)
 
-    def give_back(self, life: Life, message: Message) -> None:
-        self.note(life, "give_back", ticket_id(message), message.sequence)
+    def give_back(self, life: Life, message: Message, deliveries: int) -> None:
+        self.note(life, "give_back", ticket_id(message), deliveries)
 
     def restored(self) -> None:
         self.events.append(Event(self.loop.now, "host", 0, "disturb", "restore"))

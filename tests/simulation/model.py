@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from horizonrl.broker.api import Key, Message, Stream
 from horizonrl.broker.codec import decode
-from horizonrl.common.config.schedule import RunSchedule
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Group, Kind, Ticket
 from tests.simulation.history import Event, ticket_id
@@ -21,7 +21,7 @@ NOTICES_S = 120.0
 AGAIN = ".again-"
 
 
-def check_history(events: Sequence[Event], schedule: RunSchedule, restored: bool) -> list[str]:
+def check_history(events: Sequence[Event], schedule: RunConfig, restored: bool) -> list[str]:
     """Return where a history breaks the protocol. `restored`: the broker's store went back, and much is excused."""
     model = Model(schedule, restored)
     findings = [f"{event}: {finding}" for event in events for finding in model.take(event)]
@@ -30,7 +30,7 @@ def check_history(events: Sequence[Event], schedule: RunSchedule, restored: bool
 
 @dataclass
 class Model:
-    schedule: RunSchedule
+    schedule: RunConfig
     restored: bool
     issued: dict[tuple[str, bool], float] = field(default_factory=dict)
     """By ticket, and whether it was issued again, when it was stored last."""
@@ -53,6 +53,8 @@ class Model:
     """The first entry of the log that the newest checkpoint needs."""
     controller: tuple[int, float] = (0, 0.0)
     """The newest life that took the run over, and when."""
+    stopped: set[str] = field(default_factory=set)
+    """Lives that were asked to end."""
     woken: dict[str, float] = field(default_factory=dict)
 
     def take(self, event: Event) -> Iterator[str]:
@@ -68,7 +70,9 @@ class Model:
 
     def _publish(self, event: Event) -> Iterator[str]:
         message_id, data = event.record
-        if event.name.startswith("tickets."):
+        if message_id is None:
+            yield f"stores a message of {event.name} without an id, which a repeat would store again"
+        elif event.name.startswith("tickets."):
             yield from self._issue(event, decode(data, Ticket), message_id)
         elif event.name.startswith("groups.") and event.name != "groups.part":
             yield from self._end_ticket(event, message_id, data)
@@ -115,6 +119,12 @@ class Model:
     def _acknowledge(self, event: Event) -> Iterator[str]:
         if event.name not in self.ended:
             yield f"acknowledges {event.name} before its end is stored"
+
+    def _give_back(self, event: Event) -> Iterator[str]:
+        who = f"{event.role}.{event.life}"
+        spent = event.number >= self.schedule.broker.max_deliver
+        if spent and event.name.startswith("train") and who not in self.stopped:
+            yield f"gives {event.name} back, which has been played often enough"
 
     # ---- state
 
@@ -199,4 +209,6 @@ class Model:
 
     def _disturb(self, event: Event) -> Iterator[str]:
         self.woken[event.role] = event.at + 300.0  # at the latest
+        if event.name == "stop":
+            self.stopped.add(f"{event.role}.{event.life}")
         yield from ()

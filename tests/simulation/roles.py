@@ -33,7 +33,7 @@ from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.settings import collecting_rules
 from tests.simulation.broker import Link, SimulatedBroker
-from tests.simulation.clock import LIFE, Life
+from tests.simulation.clock import LIFE, Life, VirtualLoop
 from tests.simulation.history import History
 from tests.simulation.storm import Profile
 
@@ -77,6 +77,7 @@ class Tasks:
 
     profile: Profile
     dice: random.Random
+    loop: VirtualLoop
     playing: Counter[Life] = field(default_factory=Counter)
     """How many episodes each actor plays now."""
     most_playing: int = 0
@@ -88,12 +89,17 @@ class Tasks:
 
     async def work(self, task_id: str) -> None:
         """Take a turn's time, and fail or hang now and then."""
-        hopeless = random.Random(f"hopeless {task_id}").random() < self.profile.hopeless
+        kind = random.Random(f"kind {task_id}").random()
+        if kind > 1 - self.profile.deadly:
+            self.loop.kill(LIFE.get())
         fate = self.dice.random()
         if fate < self.profile.hangs:
             await asyncio.sleep(HUNG_S)
         await asyncio.sleep(self.duration_s(task_id))
-        if hopeless or self.profile.hangs <= fate < self.profile.hangs + self.profile.failures:
+        if (
+            kind < self.profile.hopeless
+            or self.profile.hangs <= fate < self.profile.hangs + self.profile.failures
+        ):
             raise EnvironmentFailure("the server of this task is down")
 
 
@@ -148,17 +154,22 @@ class WatchedPolicy(ScriptedPolicy):
     ) -> None:
         super().__init__(**settings)
         self.life, self.history, self.sampled = life, history, sampled
+        self.given = {(0, 0)}
+        """Version and lineage of its weights so far."""
 
     async def generate(self, ids: Sequence[int], **how: Any) -> Generation:
         read = tuple(ids)
         generation = await super().generate(ids, **how)
-        self.sampled.add((read, generation.ids, generation.spans))
+        # By a version that it has been given, or by none.
+        if all((span.version, span.lineage) in self.given for span in generation.spans):
+            self.sampled.add((read, generation.ids, generation.spans))
         return generation
 
     async def apply(
         self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None
     ) -> None:
         digest = digest_file(weights)
+        self.given.add((version.version, version.lineage))
         await super().apply(weights, version, words)
         self.history.note(self.life, "apply", digest, version.version, version)
 

@@ -31,7 +31,7 @@ from tests.simulation.roles import Roles, Tasks
 from tests.simulation.storm import BACKGROUND, Profile, Storm, draw_profile
 from tests.simulation.verdict import Counts, judge_run
 
-SETTLES_S, DEADLINE_S = 3_000.0, 40_000.0
+SETTLES_S, DEADLINE_S = 2_000.0, 10_000.0
 """When nothing more goes wrong, and when the run must have ended."""
 ROOM_BYTES, PART_BYTES = 30_000, 700
 """Of a small group log, and of a message when groups travel in parts."""
@@ -177,7 +177,7 @@ class Simulation:
             max_payload_bytes=PART_BYTES if self.profile.parts else 8 << 20,
         )
         self.broker = SimulatedBroker(self.loop, self.storm, self.history, server)
-        tasks = Tasks(self.profile, self.dice)
+        tasks = Tasks(self.profile, self.dice, self.loop)
         self.roles = Roles(config, self.profile, self.broker, tasks, self.root)
         self.storm.on_host(self.loop.call_later, SETTLES_S, self.storm.settle)
         async with asyncio.TaskGroup() as group:

@@ -43,6 +43,8 @@ class Profile:
     """Share of those that do not return in time."""
     hopeless: float = 0.0
     """Share of the tasks whose episodes all fail."""
+    deadly: float = 0.0
+    """Share of the tasks that end whoever plays them."""
     sigma: float = 1.0
     """Of the logarithm of a task's duration."""
     actors: int = 1
@@ -112,6 +114,7 @@ def draw_profile(seed: int) -> Profile:
         failures=dice.choice([0.0, 0.02, 0.1]),
         hangs=dice.choice([0.0, 0.0, 0.01]),
         hopeless=dice.choice([0.0, 0.0, 0.1]),
+        deadly=dice.choice([0.0, 0.0, 0.0, 0.05]),
     )
 
 

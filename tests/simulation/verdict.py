@@ -69,6 +69,8 @@ async def judge_run(roles: Roles, history: History, restored: bool) -> tuple[lis
         findings.append(f"{roles.tasks.most_playing} episodes in {roles.profile.slots} slots")
     if roles.profile.calm:
         findings += list(not_calm(roles, evidence, verdict.repeats))
+    if config.rl.stale == "wait" and not restored:
+        findings += list(not_lowest(evidence))
     # An actor that has waited for its weights in vain begins with older ones. So does one that plays a ticket of a
     # future that the learner's restart has rolled back.
     if config.rl.stale == "wait" and len(lineages) == 1 and not history.late:
@@ -107,7 +109,10 @@ async def left_open(roles: Roles, files: Files, restored: bool) -> AsyncIterator
     elif policy.policy.version != total:
         yield f"the last weights are {policy.policy}"
     rounds = [len(line["ends"]) for line in files.evals]
-    if len(rounds) != roles.config.eval_rounds or set(rounds) - {len(roles.eval_tasks)}:
+    # After a store has gone back, the last round may be issued once more.
+    missing = len(rounds) < roles.config.eval_rounds
+    more = len(rounds) > roles.config.eval_rounds and not restored
+    if missing or more or set(rounds) - {len(roles.eval_tasks)}:
         yield f"{len(rounds)} of {roles.config.eval_rounds} evaluations, of {rounds} tickets"
     dead = len(roles.broker.run.streams[Stream.DEAD].messages)
     if dead and not restored:
@@ -168,6 +173,23 @@ def not_calm(roles: Roles, evidence: Evidence, repeats: int) -> Iterator[str]:
             )
             if oldest < issued and roles.config.rl.publish_every == 1:
                 yield f"{entry.record.ticket.ticket_id} of version {issued} began with {oldest}"
+
+
+def not_lowest(evidence: Evidence) -> Iterator[str]:
+    """Yield the steps of a run that waits which did not take the lowest tickets of those that had come."""
+    wanted, settled = evidence.config.rl.groups_per_step, set[str]()
+    refused = {end.ticket for end in evidence.files.ends() if end.how != TRAINED}
+    for line in evidence.ledger:
+        come = {
+            entry.record.ticket.ticket_id
+            for sequence, entry in evidence.log.items()
+            if sequence <= line["cursor"] and isinstance(entry.record, Group)
+        }
+        trained = {ticket for _, ticket in line["trained"] if ticket.startswith("train")}
+        due = sorted(t for t in come - refused - settled if t.startswith("train"))[:wanted]
+        if trained and trained != set(due):
+            yield f"step {line['step']} trained {sorted(trained)}, and {due} had come"
+        settled |= trained
 
 
 def stale_ends(evidence: Evidence) -> Iterator[str]:
