@@ -119,15 +119,6 @@ class ScriptedPolicy:
             yield stop_ids[token % len(stop_ids)] if stops and stop_ids else token
 
 
-def text_script(
-    decode: Callable[[Sequence[int]], str],
-    encode: Callable[[str], Sequence[int]],
-    answer: Callable[[str], str],
-) -> Script:
-    """Return a script that reads and writes text: `answer` gets all that the policy has read."""
-    return lambda ids: encode(answer(decode(ids)))
-
-
 def _spans(versions: Sequence[PolicyVersion]) -> tuple[VersionSpan, ...]:
     return tuple(
         VersionSpan(version=version.version, lineage=version.lineage, tokens=len(list(run)))

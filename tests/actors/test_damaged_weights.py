@@ -105,40 +105,36 @@ async def heals(
         assert after.last_change > newest.last_sequence, "changes go on across the key frame"
 
 
-def test_actors_go_on_after_a_damaged_change(memory: MemoryTransport, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async def harm(manifest: WeightsManifest) -> None:
-            damage(memory, manifest.last_change)
+async def test_actors_go_on_after_a_damaged_change(memory: MemoryTransport, tmp_path: Path) -> None:
+    async def harm(manifest: WeightsManifest) -> None:
+        damage(memory, manifest.last_change)
 
-        await heals(RandomLearner(memory, tmp_path / "weights"), memory, tmp_path, harm)
-
-    asyncio.run(scenario())
+    await heals(RandomLearner(memory, tmp_path / "weights"), memory, tmp_path, harm)
 
 
 @pytest.mark.process
-def test_actors_go_on_after_a_byte_of_a_stored_change_has_flipped_on_disk(tmp_path: Path) -> None:
+async def test_actors_go_on_after_a_byte_of_a_stored_change_has_flipped_on_disk(
+    tmp_path: Path,
+) -> None:
     """nats-server finds that the message does not match its checksum, and no longer has it: the chain has a hole."""
 
-    async def scenario() -> None:
-        async with (
-            EmbeddedServer(tmp_path / "nats") as server,
-            connected("run", BrokerSection(url=server.url), Role.CONTROLLER) as transport,
-        ):
+    async with (
+        EmbeddedServer(tmp_path / "nats") as server,
+        connected("run", BrokerSection(url=server.url), Role.CONTROLLER) as transport,
+    ):
 
-            async def harm(manifest: WeightsManifest) -> None:
-                reader = await transport.reader(Stream.WEIGHTS, manifest.last_change - 1, CHANGES)
-                (message,) = await reader.fetch(1, 5)
-                await server.stop()  # the server has what it stored a moment ago in memory
-                (block,) = (tmp_path / "nats").rglob("*_WEIGHTS/msgs/1.blk")
-                stored = bytearray(block.read_bytes())
-                stored[stored.index(message.data) + len(message.data) // 2] ^= 1
-                block.write_bytes(stored)
-                await server.start()
+        async def harm(manifest: WeightsManifest) -> None:
+            reader = await transport.reader(Stream.WEIGHTS, manifest.last_change - 1, CHANGES)
+            (message,) = await reader.fetch(1, 5)
+            await server.stop()  # the server has what it stored a moment ago in memory
+            (block,) = (tmp_path / "nats").rglob("*_WEIGHTS/msgs/1.blk")
+            stored = bytearray(block.read_bytes())
+            stored[stored.index(message.data) + len(message.data) // 2] ^= 1
+            block.write_bytes(stored)
+            await server.start()
 
-            learner = RandomLearner(transport, tmp_path / "weights", shapes={"model.a": (1 << 18,)})
-            await heals(learner, transport, tmp_path, harm)
-
-    asyncio.run(scenario())
+        learner = RandomLearner(transport, tmp_path / "weights", shapes={"model.a": (1 << 18,)})
+        await heals(learner, transport, tmp_path, harm)
 
 
 def test_an_actor_that_asks_for_ever_gets_few_key_frames(
@@ -165,16 +161,13 @@ def test_an_actor_that_asks_for_ever_gets_few_key_frames(
 
 
 @pytest.mark.parametrize("asked", [(1, 0), (4, 0), (2, 1)])
-def test_a_key_frame_is_not_published_for_a_version_that_needs_none(
+async def test_a_key_frame_is_not_published_for_a_version_that_needs_none(
     memory: MemoryTransport, tmp_path: Path, asked: tuple[int, int]
 ) -> None:
     """The key frame itself or one before it, one that is not published yet, and another lineage's."""
 
-    async def scenario() -> None:
-        learner = RandomLearner(memory, tmp_path / "weights")
-        for _ in range(3):
-            manifest = await learner.step()
-        await learner.publisher.repair(PolicyVersion(version=asked[0], lineage=asked[1]))
-        assert await StateStore(memory).get(Key.POLICY) == manifest
-
-    asyncio.run(scenario())
+    learner = RandomLearner(memory, tmp_path / "weights")
+    for _ in range(3):
+        manifest = await learner.step()
+    await learner.publisher.repair(PolicyVersion(version=asked[0], lineage=asked[1]))
+    assert await StateStore(memory).get(Key.POLICY) == manifest

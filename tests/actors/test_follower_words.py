@@ -101,102 +101,83 @@ def followed(request: pytest.FixtureRequest, tmp_path: Path) -> Followed:
     return Followed(tmp_path, request.param)
 
 
-def test_each_version_after_the_first_comes_as_words(followed: Followed) -> None:
-    async def scenario() -> None:
-        async with followed.following():
-            for _ in range(4):
-                await followed.step()
-
-    asyncio.run(scenario())
+async def test_each_version_after_the_first_comes_as_words(followed: Followed) -> None:
+    async with followed.following():
+        for _ in range(4):
+            await followed.step()
     assert followed.policy.ways == [(1, "file"), (2, "words"), (3, "words"), (4, "words")]
 
 
-def test_versions_that_were_skipped_come_as_words_in_one_go(followed: Followed) -> None:
-    async def scenario() -> None:
-        async with followed.following():
-            await followed.step()
-            followed.policy.gate.clear()
-            for _ in range(3):
-                manifest = await followed.learner.step(SHARE / 3)
-                while followed.follower._announced != manifest:
-                    await asyncio.sleep(0.01)
-            followed.policy.gate.set()
-            assert await followed.follower.reached(manifest.policy, 5)
-            assert followed.policy.image == followed.learner.images[manifest.policy]
-
-    asyncio.run(scenario())
+async def test_versions_that_were_skipped_come_as_words_in_one_go(followed: Followed) -> None:
+    async with followed.following():
+        await followed.step()
+        followed.policy.gate.clear()
+        for _ in range(3):
+            manifest = await followed.learner.step(SHARE / 3)
+            while followed.follower._announced != manifest:
+                await asyncio.sleep(0.01)
+        followed.policy.gate.set()
+        assert await followed.follower.reached(manifest.policy, 5)
+        assert followed.policy.image == followed.learner.images[manifest.policy]
     assert followed.policy.ways == [(1, "file"), (2, "words"), (4, "words")]
 
 
-def test_what_words_cannot_say_is_loaded_whole_and_the_next_version_is_words_again(
+async def test_what_words_cannot_say_is_loaded_whole_and_the_next_version_is_words_again(
     followed: Followed,
 ) -> None:
-    async def scenario() -> None:
-        async with followed.following():
-            await followed.step()
-            followed.learner.words["model.b"][5] = 0x7FC0
-            await followed.step()
-            await followed.step(share=0.2)
-            await followed.step()
-
-    asyncio.run(scenario())
+    async with followed.following():
+        await followed.step()
+        followed.learner.words["model.b"][5] = 0x7FC0
+        await followed.step()
+        await followed.step(share=0.2)
+        await followed.step()
     assert followed.policy.ways == [(1, "file"), (2, "file"), (3, "file"), (4, "words")]
 
 
-def test_without_the_words_of_a_version_its_file_is_loaded(
+async def test_without_the_words_of_a_version_its_file_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = Followed(tmp_path, share_files=False)
 
-    async def scenario() -> None:
-        async with followed.following():
+    async with followed.following():
+        await followed.step()
+        await followed.step()
+        with monkeypatch.context() as patched:
+            # As on a file system that is full: the image is patched, and nothing says where.
+            patched.setattr(host_copy, "write_note", lambda *args: None)
             await followed.step()
-            await followed.step()
-            with monkeypatch.context() as patched:
-                # As on a file system that is full: the image is patched, and nothing says where.
-                patched.setattr(host_copy, "write_note", lambda *args: None)
-                await followed.step()
-            await followed.step()
-
-    asyncio.run(scenario())
+        await followed.step()
     assert followed.policy.ways == [(1, "file"), (2, "words"), (3, "file"), (4, "words")]
 
 
-def test_words_of_a_version_that_the_engine_is_not_at_are_not_used(followed: Followed) -> None:
-    async def scenario() -> None:
-        async with followed.following():
-            await followed.step()
-            # Not the one that the follower applied.
-            followed.policy._version = PolicyVersion(version=0)
-            await followed.step()
-
-    asyncio.run(scenario())
+async def test_words_of_a_version_that_the_engine_is_not_at_are_not_used(
+    followed: Followed,
+) -> None:
+    async with followed.following():
+        await followed.step()
+        # Not the one that the follower applied.
+        followed.policy._version = PolicyVersion(version=0)
+        await followed.step()
     assert followed.policy.ways == [(1, "file"), (2, "file")]
 
 
-def test_an_engine_that_takes_no_words_gets_files(
+async def test_an_engine_that_takes_no_words_gets_files(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PatchedPolicy, "takes_words", False)
 
-    async def scenario() -> None:
-        async with followed.following():
-            for _ in range(2):
-                await followed.step()
-            assert followed.follower._base is None, "no file is held open for nothing"
-
-    asyncio.run(scenario())
+    async with followed.following():
+        for _ in range(2):
+            await followed.step()
+        assert followed.follower._base is None, "no file is held open for nothing"
     assert followed.policy.ways == [(1, "file"), (2, "file")]
 
 
-def test_merged_images_are_loaded_whole(tmp_path: Path) -> None:
+async def test_merged_images_are_loaded_whole(tmp_path: Path) -> None:
     followed = Followed(tmp_path, share_files=False)
     followed.learner = AdapterLearner(followed.transport, tmp_path / "lora")
 
-    async def scenario() -> None:
-        async with followed.following():
-            for _ in range(2):
-                await followed.step()
-
-    asyncio.run(scenario())
+    async with followed.following():
+        for _ in range(2):
+            await followed.step()
     assert followed.policy.ways == [(1, "file"), (2, "file")]

@@ -71,32 +71,27 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_each_ticket_becomes_one_group_and_is_acknowledged(tmp_path: Path) -> None:
+async def test_each_ticket_becomes_one_group_and_is_acknowledged(tmp_path: Path) -> None:
     damaged = PolicyVersion(version=3)
 
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        for number in range(5):
-            await TicketQueue(transport).issue(ticket(number))
-        loop = actor(transport, tmp_path)
-        loop.follower.damaged = damaged
-        running = asyncio.create_task(loop.run())
-        records = [entry.record for entry in await entries(transport, 5)]
-        loop.stopping.set()
-        await running
-        assert sorted(record.ticket.number for record in records if isinstance(record, Group)) == [
-            0,
-            1,
-            2,
-            3,
-            4,
-        ]
-        assert {record.damaged_version for record in records if isinstance(record, Group)} == {
-            damaged
-        }
-        assert (await transport.queue()).leased == 0
-
-    asyncio.run(scenario())
+    transport = MemoryTransport(MemoryServer(), "run")
+    for number in range(5):
+        await TicketQueue(transport).issue(ticket(number))
+    loop = actor(transport, tmp_path)
+    loop.follower.damaged = damaged
+    running = asyncio.create_task(loop.run())
+    records = [entry.record for entry in await entries(transport, 5)]
+    loop.stopping.set()
+    await running
+    assert sorted(record.ticket.number for record in records if isinstance(record, Group)) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert {record.damaged_version for record in records if isinstance(record, Group)} == {damaged}
+    assert (await transport.queue()).leased == 0
 
 
 def test_an_actor_tells_from_time_to_time_what_it_has_played(
@@ -151,24 +146,23 @@ def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: 
         loop_module.RETRY_DELAY_S = before
 
 
-def test_a_ticket_that_cannot_fit_ends_as_void_at_once_with_its_reason(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        await TicketQueue(transport).issue(ticket())
-        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, max_context_tokens=20))
-        running = asyncio.create_task(loop.run())
-        (entry,) = await entries(transport, 1)
-        loop.stopping.set()
-        await running
-        assert isinstance(entry.record, Void)
-        assert entry.record.reason.startswith("the first prompt has ")
-        assert loop.metrics.value("tickets_void_total", reason="unfit") == 1
-        assert loop.metrics.value("leases_total", kind="train") == 1
+async def test_a_ticket_that_cannot_fit_ends_as_void_at_once_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    transport = MemoryTransport(MemoryServer(), "run")
+    await TicketQueue(transport).issue(ticket())
+    loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, max_context_tokens=20))
+    running = asyncio.create_task(loop.run())
+    (entry,) = await entries(transport, 1)
+    loop.stopping.set()
+    await running
+    assert isinstance(entry.record, Void)
+    assert entry.record.reason.startswith("the first prompt has ")
+    assert loop.metrics.value("tickets_void_total", reason="unfit") == 1
+    assert loop.metrics.value("leases_total", kind="train") == 1
 
-    asyncio.run(scenario())
 
-
-def test_a_group_too_large_for_any_record_ends_as_void_and_the_actor_goes_on(
+async def test_a_group_too_large_for_any_record_ends_as_void_and_the_actor_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(group: Group | Void) -> bytes:
@@ -178,20 +172,17 @@ def test_a_group_too_large_for_any_record_ends_as_void_and_the_actor_goes_on(
 
     monkeypatch.setattr("horizonrl.broker.groups.encode", too_large)
 
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        for number in range(2):
-            await TicketQueue(transport).issue(ticket(number))
-        loop = actor(transport, tmp_path, slots=2)
-        running = asyncio.create_task(loop.run())
-        void, group = [entry.record for entry in await entries(transport, 2)]
-        loop.stopping.set()
-        await running
-        assert isinstance(void, Void)
-        assert void.reason.startswith("70000000 bytes")
-        assert isinstance(group, Group)
-
-    asyncio.run(scenario())
+    transport = MemoryTransport(MemoryServer(), "run")
+    for number in range(2):
+        await TicketQueue(transport).issue(ticket(number))
+    loop = actor(transport, tmp_path, slots=2)
+    running = asyncio.create_task(loop.run())
+    void, group = [entry.record for entry in await entries(transport, 2)]
+    loop.stopping.set()
+    await running
+    assert isinstance(void, Void)
+    assert void.reason.startswith("70000000 bytes")
+    assert isinstance(group, Group)
 
 
 def test_an_actor_ends_when_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,52 +219,46 @@ class AnswersATuple(Echo):
 
 
 @pytest.mark.parametrize("good", [0, 2])
-def test_an_actor_ends_when_the_code_of_an_environment_fails_from_the_start(
+async def test_an_actor_ends_when_the_code_of_an_environment_fails_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int
 ) -> None:
     monkeypatch.setattr("horizonrl.actors.loop.RETRY_DELAY_S", 0.0)
     monkeypatch.setattr(AnswersATuple, "good", good)
     monkeypatch.setattr(AnswersATuple, "played", 0)
 
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        for number in range(30):
-            await TicketQueue(transport).issue(ticket(number))
-        loop = actor(transport, tmp_path, environment=AnswersATuple)
-        running = asyncio.create_task(loop.run())
-        if good:  # it may work again
-            await until(lambda: AnswersATuple.played > 2 * DEFECTS_TRIED)
-            loop.stopping.set()
-            await running
-            return
-        with pytest.raises(ExceptionGroup) as ended:
-            await running
-        assert ended.group_contains(
-            ConfigError,
-            match=r"no episode of echo went well.* AnswersATuple\.step returned a tuple; by contract "
-            r"it is a Step\(observation, reward, terminated\) at /.+/test_loop\.py:\d+ \(echo.*Mend it",
-        )
-        assert DEFECTS_TRIED <= AnswersATuple.played <= DEFECTS_TRIED + 4  # of those under way
-        assert loop.metrics.value("tickets_given_back_total", reason="failed") >= 1
-
-    asyncio.run(scenario())
-
-
-def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_others(
-    tmp_path: Path,
-) -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        foreign = ticket().model_copy(update={"task": Task(env_id="chess", task_id="mate")})
-        await TicketQueue(transport).issue(foreign)
-        loop = actor(transport, tmp_path)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.metrics.value("tickets_given_back_total", reason="broken") == 1)
+    transport = MemoryTransport(MemoryServer(), "run")
+    for number in range(30):
+        await TicketQueue(transport).issue(ticket(number))
+    loop = actor(transport, tmp_path, environment=AnswersATuple)
+    running = asyncio.create_task(loop.run())
+    if good:  # it may work again
+        await until(lambda: AnswersATuple.played > 2 * DEFECTS_TRIED)
         loop.stopping.set()
         await running
-        assert loop.metrics.value("episodes_total", env="chess", stop="env_error") == 2
+        return
+    with pytest.raises(ExceptionGroup) as ended:
+        await running
+    assert ended.group_contains(
+        ConfigError,
+        match=r"no episode of echo went well.* AnswersATuple\.step returned a tuple; by contract "
+        r"it is a Step\(observation, reward, terminated\) at /.+/test_loop\.py:\d+ \(echo.*Mend it",
+    )
+    assert DEFECTS_TRIED <= AnswersATuple.played <= DEFECTS_TRIED + 4  # of those under way
+    assert loop.metrics.value("tickets_given_back_total", reason="failed") >= 1
 
-    asyncio.run(scenario())
+
+async def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_others(
+    tmp_path: Path,
+) -> None:
+    transport = MemoryTransport(MemoryServer(), "run")
+    foreign = ticket().model_copy(update={"task": Task(env_id="chess", task_id="mate")})
+    await TicketQueue(transport).issue(foreign)
+    loop = actor(transport, tmp_path)
+    running = asyncio.create_task(loop.run())
+    await until(lambda: loop.metrics.value("tickets_given_back_total", reason="broken") == 1)
+    loop.stopping.set()
+    await running
+    assert loop.metrics.value("episodes_total", env="chess", stop="env_error") == 2
 
 
 def test_an_environment_that_does_not_close_holds_nobody_up(
@@ -322,126 +307,102 @@ class Remote(MemoryTransport):
         return delivery
 
 
-def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(
+async def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        transport = Remote(MemoryServer(ack_wait_s=0.2))
-        for number in range(3):
-            await TicketQueue(transport).issue(ticket(number))
-        loop = actor(transport, tmp_path, slots=4)
-        transport.there.clear()
-        running = asyncio.create_task(loop.run())
-        await until(
-            lambda: loop.metrics.value("episodes_total", env="echo", stop="terminated") == 4
-        )
-        await asyncio.sleep(0.6)
-        assert loop.metrics.value("leases_total", kind="train") == 2, (
-            "it waits with two groups in hand"
-        )
-        transport.there.set()
-        records = [entry.record for entry in await entries(transport, 3)]
-        loop.stopping.set()
-        await running
-        assert len({record.ticket.number for record in records if isinstance(record, Group)}) == 3
-        assert loop.metrics.value("tickets_given_back_total", reason="lease_lost") == 0
-
-    asyncio.run(scenario())
+    transport = Remote(MemoryServer(ack_wait_s=0.2))
+    for number in range(3):
+        await TicketQueue(transport).issue(ticket(number))
+    loop = actor(transport, tmp_path, slots=4)
+    transport.there.clear()
+    running = asyncio.create_task(loop.run())
+    await until(lambda: loop.metrics.value("episodes_total", env="echo", stop="terminated") == 4)
+    await asyncio.sleep(0.6)
+    assert loop.metrics.value("leases_total", kind="train") == 2, "it waits with two groups in hand"
+    transport.there.set()
+    records = [entry.record for entry in await entries(transport, 3)]
+    loop.stopping.set()
+    await running
+    assert len({record.ticket.number for record in records if isinstance(record, Group)}) == 3
+    assert loop.metrics.value("tickets_given_back_total", reason="lease_lost") == 0
 
 
-def test_small_groups_fill_the_slots_that_a_whole_group_leaves(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        for number in range(5):
-            await TicketQueue(transport).issue(ticket(number).model_copy(update={"group_size": 1}))
-        loop = actor(transport, tmp_path, environment=Hanging, slots=4, drain_s=0.05)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.metrics.value("episodes_running") == 3)
-        await asyncio.sleep(0.1)
-        assert loop.metrics.value("leases_total", kind="train") == 3, (
-            "two slots are kept for a whole group"
-        )
-        loop.stopping.set()
-        await running
-
-    asyncio.run(scenario())
+async def test_small_groups_fill_the_slots_that_a_whole_group_leaves(tmp_path: Path) -> None:
+    transport = MemoryTransport(MemoryServer(), "run")
+    for number in range(5):
+        await TicketQueue(transport).issue(ticket(number).model_copy(update={"group_size": 1}))
+    loop = actor(transport, tmp_path, environment=Hanging, slots=4, drain_s=0.05)
+    running = asyncio.create_task(loop.run())
+    await until(lambda: loop.metrics.value("episodes_running") == 3)
+    await asyncio.sleep(0.1)
+    assert loop.metrics.value("leases_total", kind="train") == 3, (
+        "two slots are kept for a whole group"
+    )
+    loop.stopping.set()
+    await running
 
 
-def test_a_drained_actor_gives_back_what_it_cannot_finish_and_another_does_it(
+async def test_a_drained_actor_gives_back_what_it_cannot_finish_and_another_does_it(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        await TicketQueue(transport).issue(ticket())
-        slow = actor(transport, tmp_path, environment=Hanging, drain_s=0.05)
-        running = asyncio.create_task(slow.run())
-        await until(lambda: slow.metrics.value("episodes_running") == 2)
-        slow.stopping.set()
-        await running
-        assert slow.metrics.value("tickets_given_back_total", reason="drained") == 1
+    transport = MemoryTransport(MemoryServer(), "run")
+    await TicketQueue(transport).issue(ticket())
+    slow = actor(transport, tmp_path, environment=Hanging, drain_s=0.05)
+    running = asyncio.create_task(slow.run())
+    await until(lambda: slow.metrics.value("episodes_running") == 2)
+    slow.stopping.set()
+    await running
+    assert slow.metrics.value("tickets_given_back_total", reason="drained") == 1
 
-        quick = actor(transport, tmp_path)
-        running = asyncio.create_task(quick.run())
-        (entry,) = await entries(transport, 1)
-        quick.stopping.set()
-        await running
-        assert isinstance(entry.record, Group)
-        assert entry.record.deliveries == 2
-
-    asyncio.run(scenario())
+    quick = actor(transport, tmp_path)
+    running = asyncio.create_task(quick.run())
+    (entry,) = await entries(transport, 1)
+    quick.stopping.set()
+    await running
+    assert isinstance(entry.record, Group)
+    assert entry.record.deliveries == 2
 
 
-def test_a_late_group_is_refused_and_counted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        await TicketQueue(transport).issue(ticket())
-        await GroupLog(transport).publish_void(
-            Void(ticket=ticket(), reason="elsewhere", actor="other")
-        )
-        loop = actor(transport, tmp_path)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.metrics.value("groups_refused_total") == 1)
-        loop.stopping.set()
-        await running
-        assert len(await asyncio.wait_for(entries(transport, 1), 5)) == 1
-        assert (await transport.queue()).leased == 0
-
-    asyncio.run(scenario())
+async def test_a_late_group_is_refused_and_counted(tmp_path: Path) -> None:
+    transport = MemoryTransport(MemoryServer(), "run")
+    await TicketQueue(transport).issue(ticket())
+    await GroupLog(transport).publish_void(Void(ticket=ticket(), reason="elsewhere", actor="other"))
+    loop = actor(transport, tmp_path)
+    running = asyncio.create_task(loop.run())
+    await until(lambda: loop.metrics.value("groups_refused_total") == 1)
+    loop.stopping.set()
+    await running
+    assert len(await asyncio.wait_for(entries(transport, 1), 5)) == 1
+    assert (await transport.queue()).leased == 0
 
 
-def test_a_dead_engine_ends_the_actor_and_its_tickets_are_given_back(tmp_path: Path) -> None:
+async def test_a_dead_engine_ends_the_actor_and_its_tickets_are_given_back(tmp_path: Path) -> None:
     def die() -> None:
         raise EngineDead("gone")
 
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        await TicketQueue(transport).issue(ticket())
-        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, fail=die), slots=2)
-        try:
-            async with asyncio.timeout(5):
-                await loop.run()
-        except* EngineDead:
-            pass
-        else:
-            raise AssertionError("the actor went on without an engine")
-        lease = await TicketQueue(transport).lease(1.0)
-        assert lease is not None
-        assert lease.deliveries == 2
-
-    asyncio.run(scenario())
-
-
-def test_the_end_of_the_run_ends_the_actor(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        loop = actor(transport, tmp_path)
-        running = asyncio.create_task(loop.run())
-        last = WeightsManifest(policy=PolicyVersion(), weights_bytes=0, digest="", finished_step=10)
-        await StateStore(transport).put(Key.POLICY, last)
+    transport = MemoryTransport(MemoryServer(), "run")
+    await TicketQueue(transport).issue(ticket())
+    loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, fail=die), slots=2)
+    try:
         async with asyncio.timeout(5):
-            await running
+            await loop.run()
+    except* EngineDead:
+        pass
+    else:
+        raise AssertionError("the actor went on without an engine")
+    lease = await TicketQueue(transport).lease(1.0)
+    assert lease is not None
+    assert lease.deliveries == 2
 
-    asyncio.run(scenario())
+
+async def test_the_end_of_the_run_ends_the_actor(tmp_path: Path) -> None:
+    transport = MemoryTransport(MemoryServer(), "run")
+    loop = actor(transport, tmp_path)
+    running = asyncio.create_task(loop.run())
+    last = WeightsManifest(policy=PolicyVersion(), weights_bytes=0, digest="", finished_step=10)
+    await StateStore(transport).put(Key.POLICY, last)
+    async with asyncio.timeout(5):
+        await running
 
 
 class Forgetful(MemoryTransport):
@@ -458,24 +419,21 @@ class Forgetful(MemoryTransport):
         return delivery
 
 
-def test_an_acknowledgement_that_is_not_answered_frees_the_slots(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        transport = Forgetful(MemoryServer())
-        for number in range(6):
-            await TicketQueue(transport).issue(ticket(number))
-        loop = actor(transport, tmp_path, slots=2)
-        running = asyncio.create_task(loop.run())
-        assert len(await entries(transport, 6)) == 6
-        await until(
-            lambda: loop.metrics.value("tickets_given_back_total", reason="ack_unconfirmed") == 6
-        )
-        loop.stopping.set()
-        await running
-
-    asyncio.run(scenario())
+async def test_an_acknowledgement_that_is_not_answered_frees_the_slots(tmp_path: Path) -> None:
+    transport = Forgetful(MemoryServer())
+    for number in range(6):
+        await TicketQueue(transport).issue(ticket(number))
+    loop = actor(transport, tmp_path, slots=2)
+    running = asyncio.create_task(loop.run())
+    assert len(await entries(transport, 6)) == 6
+    await until(
+        lambda: loop.metrics.value("tickets_given_back_total", reason="ack_unconfirmed") == 6
+    )
+    loop.stopping.set()
+    await running
 
 
-def test_a_group_of_a_future_that_the_run_has_lost_is_played_again(tmp_path: Path) -> None:
+async def test_a_group_of_a_future_that_the_run_has_lost_is_played_again(tmp_path: Path) -> None:
     """Its versions have the names of others that the restored run makes."""
 
     go_on = asyncio.Event()
@@ -485,19 +443,16 @@ def test_a_group_of_a_future_that_the_run_has_lost_is_played_again(tmp_path: Pat
             await go_on.wait()
             return await super().step(text)
 
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        await TicketQueue(transport).issue(ticket())
-        loop = actor(transport, tmp_path, environment=Waiting, slots=2)
-        running = asyncio.create_task(loop.run())
-        await until(lambda: loop.metrics.value("episodes_running") == 2)
-        loop.follower.lost_futures += 1
-        go_on.set()
-        (entry,) = await entries(transport, 1)
-        assert isinstance(entry.record, Group)
-        assert entry.record.deliveries == 2
-        assert loop.metrics.value("tickets_given_back_total", reason="run_restored") == 1
-        loop.stopping.set()
-        await running
-
-    asyncio.run(scenario())
+    transport = MemoryTransport(MemoryServer(), "run")
+    await TicketQueue(transport).issue(ticket())
+    loop = actor(transport, tmp_path, environment=Waiting, slots=2)
+    running = asyncio.create_task(loop.run())
+    await until(lambda: loop.metrics.value("episodes_running") == 2)
+    loop.follower.lost_futures += 1
+    go_on.set()
+    (entry,) = await entries(transport, 1)
+    assert isinstance(entry.record, Group)
+    assert entry.record.deliveries == 2
+    assert loop.metrics.value("tickets_given_back_total", reason="run_restored") == 1
+    loop.stopping.set()
+    await running

@@ -107,24 +107,21 @@ def recipe(*overrides: str) -> RunConfig:
     return RunConfig.load((), ["--rl.steps=3", "--model.max_context_tokens=256", *overrides])
 
 
-def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> None:
-    async def scenario() -> None:
-        transport, config = (
-            MemoryTransport(MemoryServer()),
-            recipe(CRAFTING),
-        )
-        # Of before it was given more steps.
-        await StateStore(transport).put(Key.RUN, recipe("--rl.steps=2").settings)
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-            waiting = group.create_task(wait_for_agreement(transport, config.settings))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            source = TaskSource("textcraft", ("stick",), 1.0)
-            controller = group.create_task(build_controller(config, transport, [source]).run())
-            await waiting
-            controller.cancel()
-
-    asyncio.run(scenario())
+async def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> None:
+    transport, config = (
+        MemoryTransport(MemoryServer()),
+        recipe(CRAFTING),
+    )
+    # Of before it was given more steps.
+    await StateStore(transport).put(Key.RUN, recipe("--rl.steps=2").settings)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        waiting = group.create_task(wait_for_agreement(transport, config.settings))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        source = TaskSource("textcraft", ("stick",), 1.0)
+        controller = group.create_task(build_controller(config, transport, [source]).run())
+        await waiting
+        controller.cancel()
 
 
 def test_an_actor_of_another_recipe_ends_and_says_what_differs() -> None:

@@ -71,36 +71,28 @@ def test_a_learners_own_rates_and_losses_may_differ() -> None:
     )
 
 
-def test_an_actor_needs_neither_the_key_nor_the_learners_settings() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer())
-        await StateStore(transport).put(
-            Key.RUN, settings("--rl.max_staleness=5", ticket_key=SEALED)
-        )
-        async with asyncio.timeout(10):
-            await wait_for_agreement(transport, settings())
-
-    asyncio.run(scenario())
+async def test_an_actor_needs_neither_the_key_nor_the_learners_settings() -> None:
+    transport = MemoryTransport(MemoryServer())
+    await StateStore(transport).put(Key.RUN, settings("--rl.max_staleness=5", ticket_key=SEALED))
+    async with asyncio.timeout(10):
+        await wait_for_agreement(transport, settings())
 
 
-def test_a_controller_that_is_started_again_with_another_recipe_is_noticed_and_one_that_is_put_right_forgiven() -> (
+async def test_a_controller_with_another_recipe_is_noticed_and_one_that_is_put_right_forgiven() -> (
     None
 ):
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer())
-        state, mine = StateStore(transport), settings()
-        await state.put(Key.RUN, mine)
-        watching = asyncio.create_task(stays_agreed(transport, mine, wait_s=0.3))
-        for published in (settings("--rl.max_staleness=5"), mine):
-            await asyncio.sleep(0.1)
-            await state.put(Key.RUN, published)
-        await asyncio.sleep(0.5)
-        assert not watching.done()
-        await state.put(Key.RUN, settings("--rl.max_staleness=6"))
-        with pytest.raises(ConfigError, match=r"rl\.max_staleness is 2 here and 6 in the run"):
-            await watching
-
-    asyncio.run(scenario())
+    transport = MemoryTransport(MemoryServer())
+    state, mine = StateStore(transport), settings()
+    await state.put(Key.RUN, mine)
+    watching = asyncio.create_task(stays_agreed(transport, mine, wait_s=0.3))
+    for published in (settings("--rl.max_staleness=5"), mine):
+        await asyncio.sleep(0.1)
+        await state.put(Key.RUN, published)
+    await asyncio.sleep(0.5)
+    assert not watching.done()
+    await state.put(Key.RUN, settings("--rl.max_staleness=6"))
+    with pytest.raises(ConfigError, match=r"rl\.max_staleness is 2 here and 6 in the run"):
+        await watching
 
 
 def test_a_fingerprint_tells_keys_and_runs_apart_and_is_empty_without_a_key(tmp_path: Path) -> None:

@@ -42,21 +42,18 @@ def test_nats_serves_its_schemes(scheme: str) -> None:
         asyncio.run(connect("r", BrokerSection(url=f"{scheme}://127.0.0.1:9"), wait_s=0.3))
 
 
-def test_programs_of_one_process_meet_on_a_broker_in_memory() -> None:
-    async def scenario() -> None:
-        settings = BrokerSection(url="memory://here", ack_wait_s=7.0, max_log_bytes=1_000)
-        async with (
-            connected("r", settings) as controller,
-            connected("r", settings, Role.ACTOR) as actor,
-        ):
-            assert isinstance(actor, MemoryTransport)
-            await actor.publish("groups.train", b"x")
-            extent = await controller.extent(Stream.GROUPS)
-            assert (extent.messages, extent.limit_bytes, actor.ack_wait_s) == (1, 1_000, 7.0)
-        async with connected("r", BrokerSection(url="memory://there")) as other:
-            assert (await other.extent(Stream.GROUPS)).messages == 0
-
-    asyncio.run(scenario())
+async def test_programs_of_one_process_meet_on_a_broker_in_memory() -> None:
+    settings = BrokerSection(url="memory://here", ack_wait_s=7.0, max_log_bytes=1_000)
+    async with (
+        connected("r", settings) as controller,
+        connected("r", settings, Role.ACTOR) as actor,
+    ):
+        assert isinstance(actor, MemoryTransport)
+        await actor.publish("groups.train", b"x")
+        extent = await controller.extent(Stream.GROUPS)
+        assert (extent.messages, extent.limit_bytes, actor.ack_wait_s) == (1, 1_000, 7.0)
+    async with connected("r", BrokerSection(url="memory://there")) as other:
+        assert (await other.extent(Stream.GROUPS)).messages == 0
 
 
 def test_another_transport_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,4 +88,4 @@ def test_no_name_of_nats_stands_above_its_transport() -> None:
     named = {
         path.name for path in files if path.parent.name != "nats" and "Nats-" in path.read_text()
     }
-    assert named == {"continuity.py"}
+    assert named == {"log_continuity.py"}

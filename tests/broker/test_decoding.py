@@ -39,7 +39,7 @@ EXPECTED = [(number + 1, kind(number)) for number in range(30)]
 
 
 @pytest.mark.parametrize("large_bytes", [0, groups.LARGE_BYTES])
-def test_entries_come_in_the_order_of_the_log_whatever_they_hold(
+async def test_entries_come_in_the_order_of_the_log_whatever_they_hold(
     monkeypatch: pytest.MonkeyPatch, large_bytes: int
 ) -> None:
     used: set[str] = set()
@@ -52,32 +52,26 @@ def test_entries_come_in_the_order_of_the_log_whatever_they_hold(
     monkeypatch.setattr(groups, "decode", noted)
     monkeypatch.setattr(groups, "LARGE_BYTES", large_bytes)
 
-    async def scenario() -> None:
-        assert await sequences(await GroupLog(await filled(30)).read(after=0), 30) == EXPECTED
-        assert (threading.main_thread().name in used) is (large_bytes > 0)
-
-    asyncio.run(scenario())
+    assert await sequences(await GroupLog(await filled(30)).read(after=0), 30) == EXPECTED
+    assert (threading.main_thread().name in used) is (large_bytes > 0)
 
 
 @pytest.mark.parametrize("large_bytes", [0, groups.LARGE_BYTES])
 @pytest.mark.parametrize("waits", range(6))
-def test_a_call_that_is_cancelled_while_its_entry_is_decoded_loses_none(
+async def test_a_call_that_is_cancelled_while_its_entry_is_decoded_loses_none(
     monkeypatch: pytest.MonkeyPatch, waits: int, large_bytes: int
 ) -> None:
     monkeypatch.setattr(groups, "LARGE_BYTES", large_bytes)
 
-    async def scenario() -> None:
-        reader = await GroupLog(await filled(30)).read(after=0)
-        found: list[tuple[int, str]] = []
-        while len(found) < 30:
-            call = asyncio.create_task(reader.next(1.0))
-            for _ in range(waits):
-                await asyncio.sleep(0)
-            call.cancel()
-            await asyncio.wait([call])
-            if not call.cancelled() and (entry := call.result()) is not None:
-                found.append((entry.sequence, type(entry.record).__name__))
-            found += await sequences(reader, 1)
-        assert found == EXPECTED
-
-    asyncio.run(scenario())
+    reader = await GroupLog(await filled(30)).read(after=0)
+    found: list[tuple[int, str]] = []
+    while len(found) < 30:
+        call = asyncio.create_task(reader.next(1.0))
+        for _ in range(waits):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        if not call.cancelled() and (entry := call.result()) is not None:
+            found.append((entry.sequence, type(entry.record).__name__))
+        found += await sequences(reader, 1)
+    assert found == EXPECTED

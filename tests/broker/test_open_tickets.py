@@ -1,7 +1,5 @@
 """Where the tickets stand that have not ended: what is known without asking, and when the stream is asked again."""
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,131 +28,114 @@ def ended(*ranges: tuple[int, int], lowest: int = 0) -> Progress:
     return Progress(lowest_unsettled={Kind.TRAIN: lowest}, ended_ranges={Kind.TRAIN: ranges})
 
 
-def test_tickets_that_are_issued_together_stand_in_the_order_of_their_numbers(
+async def test_tickets_that_are_issued_together_stand_in_the_order_of_their_numbers(
     broker: Broker,
 ) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            queue, count = TicketQueue(transport), 2 * ISSUED_AT_ONCE + 5
-            stored = await queue.issue_all([make_ticket(number) for number in range(count)])
-            assert [each.sequence for each in stored] == list(range(1, count + 1))
-            assert not any(each.duplicate for each in stored)
-            again = await TicketQueue(transport).issue_all(
-                [make_ticket(number) for number in range(count)]
-            )
-            assert [each.sequence for each in again] == [each.sequence for each in stored]
-            assert all(each.duplicate for each in again)
-            assert await TicketQueue(transport).count_issued(Kind.TRAIN) == count
-
-    asyncio.run(scenario())
-
-
-def test_numbers_that_were_passed_over_are_found_where_the_tickets_are_first_counted(
-    broker: Broker,
-) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            for number in (0, 1, 4, 6):
-                await TicketQueue(transport).issue(make_ticket(number))
-            queue = TicketQueue(transport)
-            assert await queue.count_issued(Kind.TRAIN) == 7
-            assert list(queue.missing(Kind.TRAIN)) == [2, 3, 5]
-            assert await queue.count_issued(Kind.DEMO) == 0
-            assert list(queue.missing(Kind.DEMO)) == []
-
-    asyncio.run(scenario())
-
-
-def test_a_ticket_is_gone_once_it_is_acknowledged_and_its_end_has_not_been_read() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        queue = TicketQueue(transport)
-        standing = OpenTickets(transport, queue)
-        await queue.issue_all([make_ticket(number) for number in range(6)])
-        await standing.refresh(ended(), {Kind.TRAIN: 6})
-        assert standing.gone(ended(), floor=0) == set()
-        assert standing.gone(ended((1, 1)), floor=3) == {(Kind.TRAIN, 0), (Kind.TRAIN, 2)}
-        assert standing.gone(ended(lowest=6), floor=6) == set()
-
-    asyncio.run(scenario())
-
-
-def test_what_the_controller_has_issued_itself_is_never_read_from_the_stream() -> None:
-    async def scenario() -> None:
-        transport = Counting(MemoryServer(), "run")
-        queue = TicketQueue(transport)
-        standing = OpenTickets(transport, queue)
-        await standing.refresh(ended(), {})
-        scans = transport.scans
-        tickets = [make_ticket(number) for number in range(300)]
-        for ticket, stored in zip(tickets, await queue.issue_all(tickets), strict=True):
-            standing.add(ticket, stored.sequence)
-        for _ in range(5):
-            await standing.refresh(ended(), {Kind.TRAIN: 300})
-            assert len(standing.gone(ended((0, 9)), floor=20)) == 10
-        assert transport.scans == scans
-
-    asyncio.run(scenario())
-
-
-def test_a_stream_that_has_lost_its_end_is_read_again_and_the_lost_tickets_are_absent() -> None:
-    async def scenario() -> None:
-        server = MemoryServer()
-        transport = MemoryTransport(server, "run")
-        queue = TicketQueue(transport)
-        await queue.issue_all([make_ticket(number) for number in range(5)])
-        standing = OpenTickets(transport, queue)
-        await standing.refresh(ended(), {Kind.TRAIN: 5})
-        stream = server.runs["run"].streams[Stream.TICKETS]
-        for sequence in (4, 5):
-            stream.remove(sequence)
-        stream.last_sequence = 3
-        await standing.refresh(ended(), {Kind.TRAIN: 5})
-        assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 3), (Kind.TRAIN, 4)}
-        stored, subject = await queue.reissue(make_ticket(3), 0)
-        standing.add(make_ticket(3), stored.sequence, subject)
-        assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 4)}
-        assert await standing.stored(Kind.TRAIN, 3) == (stored.sequence, make_ticket(3))
-        assert await standing.stored(Kind.TRAIN, 4) is None
-
-    asyncio.run(scenario())
-
-
-def test_nothing_is_purged_by_what_is_known_from_before_a_reconnect() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        queue = TicketQueue(transport)
-        await queue.issue_all([make_ticket(number) for number in range(5)])
-        standing = OpenTickets(transport, queue)
-        await standing.refresh(ended(), {})
-        transport.counters.reconnects += 1
-        await standing.purge(ended(lowest=4))
-        assert (await transport.extent(Stream.TICKETS)).messages == 5
-        await standing.refresh(ended(), {})
-        await standing.purge(ended(lowest=4))
-        assert (await transport.extent(Stream.TICKETS)).messages == 1
-
-    asyncio.run(scenario())
-
-
-def test_tickets_that_a_resumed_learner_has_open_again_are_found_though_they_had_ended() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        queue = TicketQueue(transport)
-        await queue.issue_all([make_ticket(number) for number in range(5)])
-        standing = OpenTickets(transport, queue)
-        before, after = (
-            ended(lowest=4),
-            ended(lowest=1).model_copy(update={"policy": PolicyVersion(lineage=1)}),
+    async with broker.open() as transport:
+        queue, count = TicketQueue(transport), 2 * ISSUED_AT_ONCE + 5
+        stored = await queue.issue_all([make_ticket(number) for number in range(count)])
+        assert [each.sequence for each in stored] == list(range(1, count + 1))
+        assert not any(each.duplicate for each in stored)
+        again = await TicketQueue(transport).issue_all(
+            [make_ticket(number) for number in range(count)]
         )
-        await standing.refresh(before, {Kind.TRAIN: 5})
-        await standing.purge(before)
-        assert standing.gone(before, floor=4) == set()
-        await standing.purge(after)  # by what is known of another learner, nothing
-        await standing.refresh(after, {Kind.TRAIN: 5})
-        assert standing.gone(after, floor=4) == {(Kind.TRAIN, number) for number in (1, 2, 3)}
+        assert [each.sequence for each in again] == [each.sequence for each in stored]
+        assert all(each.duplicate for each in again)
+        assert await TicketQueue(transport).count_issued(Kind.TRAIN) == count
 
-    asyncio.run(scenario())
+
+async def test_numbers_that_were_passed_over_are_found_where_the_tickets_are_first_counted(
+    broker: Broker,
+) -> None:
+    async with broker.open() as transport:
+        for number in (0, 1, 4, 6):
+            await TicketQueue(transport).issue(make_ticket(number))
+        queue = TicketQueue(transport)
+        assert await queue.count_issued(Kind.TRAIN) == 7
+        assert list(queue.missing(Kind.TRAIN)) == [2, 3, 5]
+        assert await queue.count_issued(Kind.DEMO) == 0
+        assert list(queue.missing(Kind.DEMO)) == []
+
+
+async def test_a_ticket_is_gone_once_it_is_acknowledged_and_its_end_has_not_been_read() -> None:
+    transport = MemoryTransport(MemoryServer(), "run")
+    queue = TicketQueue(transport)
+    standing = OpenTickets(transport, queue)
+    await queue.issue_all([make_ticket(number) for number in range(6)])
+    await standing.refresh(ended(), {Kind.TRAIN: 6})
+    assert standing.gone(ended(), floor=0) == set()
+    assert standing.gone(ended((1, 1)), floor=3) == {(Kind.TRAIN, 0), (Kind.TRAIN, 2)}
+    assert standing.gone(ended(lowest=6), floor=6) == set()
+
+
+async def test_what_the_controller_has_issued_itself_is_never_read_from_the_stream() -> None:
+    transport = Counting(MemoryServer(), "run")
+    queue = TicketQueue(transport)
+    standing = OpenTickets(transport, queue)
+    await standing.refresh(ended(), {})
+    scans = transport.scans
+    tickets = [make_ticket(number) for number in range(300)]
+    for ticket, stored in zip(tickets, await queue.issue_all(tickets), strict=True):
+        standing.add(ticket, stored.sequence)
+    for _ in range(5):
+        await standing.refresh(ended(), {Kind.TRAIN: 300})
+        assert len(standing.gone(ended((0, 9)), floor=20)) == 10
+    assert transport.scans == scans
+
+
+async def test_a_stream_that_has_lost_its_end_is_read_again_and_the_lost_tickets_are_absent() -> (
+    None
+):
+    server = MemoryServer()
+    transport = MemoryTransport(server, "run")
+    queue = TicketQueue(transport)
+    await queue.issue_all([make_ticket(number) for number in range(5)])
+    standing = OpenTickets(transport, queue)
+    await standing.refresh(ended(), {Kind.TRAIN: 5})
+    stream = server.runs["run"].streams[Stream.TICKETS]
+    for sequence in (4, 5):
+        stream.remove(sequence)
+    stream.last_sequence = 3
+    await standing.refresh(ended(), {Kind.TRAIN: 5})
+    assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 3), (Kind.TRAIN, 4)}
+    stored, subject = await queue.reissue(make_ticket(3), 0)
+    standing.add(make_ticket(3), stored.sequence, subject)
+    assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 4)}
+    assert await standing.stored(Kind.TRAIN, 3) == (stored.sequence, make_ticket(3))
+    assert await standing.stored(Kind.TRAIN, 4) is None
+
+
+async def test_nothing_is_purged_by_what_is_known_from_before_a_reconnect() -> None:
+    transport = MemoryTransport(MemoryServer(), "run")
+    queue = TicketQueue(transport)
+    await queue.issue_all([make_ticket(number) for number in range(5)])
+    standing = OpenTickets(transport, queue)
+    await standing.refresh(ended(), {})
+    transport.counters.reconnects += 1
+    await standing.purge(ended(lowest=4))
+    assert (await transport.extent(Stream.TICKETS)).messages == 5
+    await standing.refresh(ended(), {})
+    await standing.purge(ended(lowest=4))
+    assert (await transport.extent(Stream.TICKETS)).messages == 1
+
+
+async def test_tickets_that_a_resumed_learner_has_open_again_are_found_though_they_had_ended() -> (
+    None
+):
+    transport = MemoryTransport(MemoryServer(), "run")
+    queue = TicketQueue(transport)
+    await queue.issue_all([make_ticket(number) for number in range(5)])
+    standing = OpenTickets(transport, queue)
+    before, after = (
+        ended(lowest=4),
+        ended(lowest=1).model_copy(update={"policy": PolicyVersion(lineage=1)}),
+    )
+    await standing.refresh(before, {Kind.TRAIN: 5})
+    await standing.purge(before)
+    assert standing.gone(before, floor=4) == set()
+    await standing.purge(after)  # by what is known of another learner, nothing
+    await standing.refresh(after, {Kind.TRAIN: 5})
+    assert standing.gone(after, floor=4) == {(Kind.TRAIN, number) for number in (1, 2, 3)}
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 45))
@@ -181,71 +162,64 @@ def test_nothing_is_said_of_tickets_beyond_the_ranges_that_a_record_holds() -> N
     assert found == [(Kind.TRAIN, number) for number in range(0, last, 2)]
 
 
-def test_tickets_of_another_controller_that_come_during_a_scan_are_found_by_the_next() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        queue = TicketQueue(transport)
-        standing = OpenTickets(transport, queue)
-        await queue.issue_all([make_ticket(0)])
-        stored_tickets = queue.stored_tickets
+async def test_tickets_of_another_controller_that_come_during_a_scan_are_found_by_the_next() -> (
+    None
+):
+    transport = MemoryTransport(MemoryServer(), "run")
+    queue = TicketQueue(transport)
+    standing = OpenTickets(transport, queue)
+    await queue.issue_all([make_ticket(0)])
+    stored_tickets = queue.stored_tickets
 
-        async def overtaken():  # type: ignore[no-untyped-def]
-            found = await stored_tickets()
-            await TicketQueue(transport).issue(make_ticket(1))
-            standing.distrust()
-            return found
+    async def overtaken():  # type: ignore[no-untyped-def]
+        found = await stored_tickets()
+        await TicketQueue(transport).issue(make_ticket(1))
+        standing.distrust()
+        return found
 
-        queue.stored_tickets = overtaken  # type: ignore[method-assign]
-        await standing.refresh(Progress(), {Kind.TRAIN: 1})
-        queue.stored_tickets = stored_tickets  # type: ignore[method-assign]
-        await queue.issue_all([make_ticket(number) for number in (1, 2)])
-        await standing.purge(ended((0, 0), lowest=1))
-        await standing.refresh(ended((0, 0), lowest=1), {Kind.TRAIN: 3})
-        await standing.purge(ended((0, 0), lowest=1))
-        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1, 2]
-
-    asyncio.run(scenario())
-
-
-def test_the_highest_ticket_of_a_kind_stays_though_lower_ones_were_stored_after_it() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport()
-        queue = TicketQueue(transport)
-        for number in (0, 3, 1, 2):
-            await queue.issue(make_ticket(number))
-        standing = OpenTickets(transport, queue)
-        await standing.refresh(Progress(), {Kind.TRAIN: 4})
-        await standing.purge(ended(lowest=4))
-        assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 4
-        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [3, 1, 2]
-
-    asyncio.run(scenario())
+    queue.stored_tickets = overtaken  # type: ignore[method-assign]
+    await standing.refresh(Progress(), {Kind.TRAIN: 1})
+    queue.stored_tickets = stored_tickets  # type: ignore[method-assign]
+    await queue.issue_all([make_ticket(number) for number in (1, 2)])
+    await standing.purge(ended((0, 0), lowest=1))
+    await standing.refresh(ended((0, 0), lowest=1), {Kind.TRAIN: 3})
+    await standing.purge(ended((0, 0), lowest=1))
+    assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1, 2]
 
 
-def test_the_last_ticket_of_a_kind_stays_though_the_broker_has_lost_later_ones() -> None:
-    async def scenario() -> None:
-        server = MemoryServer()
-        transport = MemoryTransport(server, "run")
-        queue = TicketQueue(transport)
-        standing = OpenTickets(transport, queue)
-        await queue.issue_all([make_ticket(number) for number in range(9)])
-        await standing.refresh(ended(lowest=8), {Kind.TRAIN: 9})
-        await standing.purge(ended(lowest=8))
-        stream = server.runs["run"].streams[Stream.TICKETS]
-        stream.messages.clear()
-        stream.ids.clear()
-        stream.last_sequence = 0
-        transport.counters.reconnects += 1
-        await queue.issue_all([make_ticket(number) for number in range(5)])
-        await standing.refresh(ended(lowest=5), {Kind.TRAIN: 5})
-        await standing.purge(ended(lowest=5))
-        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [4]
-        # What is issued again counts as issued, and is not removed either.
-        for number in (7, 8):
-            stored, subject = await queue.reissue(make_ticket(number), 0)
-            standing.add(make_ticket(number), stored.sequence, subject)
-        assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 9
-        await standing.purge(ended(lowest=9))
-        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [8]
+async def test_the_highest_ticket_of_a_kind_stays_though_lower_ones_were_stored_after_it() -> None:
+    transport = MemoryTransport()
+    queue = TicketQueue(transport)
+    for number in (0, 3, 1, 2):
+        await queue.issue(make_ticket(number))
+    standing = OpenTickets(transport, queue)
+    await standing.refresh(Progress(), {Kind.TRAIN: 4})
+    await standing.purge(ended(lowest=4))
+    assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 4
+    assert [ticket.number for _, ticket in await queue.stored_tickets()] == [3, 1, 2]
 
-    asyncio.run(scenario())
+
+async def test_the_last_ticket_of_a_kind_stays_though_the_broker_has_lost_later_ones() -> None:
+    server = MemoryServer()
+    transport = MemoryTransport(server, "run")
+    queue = TicketQueue(transport)
+    standing = OpenTickets(transport, queue)
+    await queue.issue_all([make_ticket(number) for number in range(9)])
+    await standing.refresh(ended(lowest=8), {Kind.TRAIN: 9})
+    await standing.purge(ended(lowest=8))
+    stream = server.runs["run"].streams[Stream.TICKETS]
+    stream.messages.clear()
+    stream.ids.clear()
+    stream.last_sequence = 0
+    transport.counters.reconnects += 1
+    await queue.issue_all([make_ticket(number) for number in range(5)])
+    await standing.refresh(ended(lowest=5), {Kind.TRAIN: 5})
+    await standing.purge(ended(lowest=5))
+    assert [ticket.number for _, ticket in await queue.stored_tickets()] == [4]
+    # What is issued again counts as issued, and is not removed either.
+    for number in (7, 8):
+        stored, subject = await queue.reissue(make_ticket(number), 0)
+        standing.add(make_ticket(number), stored.sequence, subject)
+    assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 9
+    await standing.purge(ended(lowest=9))
+    assert [ticket.number for _, ticket in await queue.stored_tickets()] == [8]

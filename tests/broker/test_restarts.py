@@ -42,122 +42,112 @@ async def crash(server: EmbeddedServer, down_s: float = 0.2) -> None:
     await server.start()
 
 
-def test_a_log_that_is_written_and_read_through_kills_has_every_group_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            EmbeddedServer(tmp_path) as server,
-            opened(server) as actor,
-            opened(server) as learner,
-        ):
-            published = asyncio.Event()
+async def test_a_log_that_is_written_and_read_through_kills_has_every_group_once(
+    tmp_path: Path,
+) -> None:
+    async with (
+        EmbeddedServer(tmp_path) as server,
+        opened(server) as actor,
+        opened(server) as learner,
+    ):
+        published = asyncio.Event()
 
-            async def publish(worker: int) -> None:
-                for number in range(worker, GROUPS, 4):
-                    await GroupLog(actor).publish(make_group(number))
-                    if number > GROUPS // 6:
-                        published.set()
+        async def publish(worker: int) -> None:
+            for number in range(worker, GROUPS, 4):
+                await GroupLog(actor).publish(make_group(number))
+                if number > GROUPS // 6:
+                    published.set()
 
-            async def read() -> list[int]:
-                reader = await GroupLog(learner).read(after=0)
-                numbers: list[int] = []
-                while len(numbers) < GROUPS:
-                    entry = await reader.next(60.0)
-                    assert entry is not None
-                    assert isinstance(entry.record, Group)
-                    numbers.append(entry.record.ticket.number)
-                await reader.close()
-                return numbers
+        async def read() -> list[int]:
+            reader = await GroupLog(learner).read(after=0)
+            numbers: list[int] = []
+            while len(numbers) < GROUPS:
+                entry = await reader.next(60.0)
+                assert entry is not None
+                assert isinstance(entry.record, Group)
+                numbers.append(entry.record.ticket.number)
+            await reader.close()
+            return numbers
 
-            async with asyncio.timeout(90.0), asyncio.TaskGroup() as group:
-                reading = group.create_task(read())
-                for worker in range(4):
-                    group.create_task(publish(worker))
-                await published.wait()
-                for _ in range(KILLS):
-                    await crash(server)
-            assert sorted(reading.result()) == list(range(GROUPS))
-            assert (await learner.extent(Stream.GROUPS)).messages == GROUPS
-            assert actor.counters.reconnects >= 1
-
-    asyncio.run(scenario())
-
-
-def test_leases_watches_and_waiting_readers_continue_after_a_kill(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            EmbeddedServer(tmp_path) as server,
-            opened(server, 2.0) as transport,
-            asyncio.timeout(60.0),
-        ):
-            queue = TicketQueue(transport)
-            await queue.issue(make_ticket(0))
-            held = await queue.lease(5.0)
-            assert held is not None
-            await transport.put(Key.POLICY, b"before")
-            watch = transport.watch(Key.POLICY)
-            assert await anext(watch) == b"before"
-            reader = await GroupLog(transport).read(after=0)
-            async with asyncio.TaskGroup() as group:
-                entry = group.create_task(reader.next(30.0))
-                value = group.create_task(anext(watch))  # type: ignore[arg-type]
-                await asyncio.sleep(0.1)
+        async with asyncio.timeout(90.0), asyncio.TaskGroup() as group:
+            reading = group.create_task(read())
+            for worker in range(4):
+                group.create_task(publish(worker))
+            await published.wait()
+            for _ in range(KILLS):
                 await crash(server)
-                await held.acknowledge()
-                await transport.put(Key.POLICY, b"after")
-                await GroupLog(transport).publish(make_group(0))
-            assert value.result() == b"after"
-            assert entry.result() is not None
-            await queue.issue(make_ticket(1))
-            lease = await queue.lease(10.0)
-            assert lease is not None
-            assert lease.ticket.number == 1
-            await lease.acknowledge()
-            assert await queue.lease(2.5) is None
-
-    asyncio.run(scenario())
+        assert sorted(reading.result()) == list(range(GROUPS))
+        assert (await learner.extent(Stream.GROUPS)).messages == GROUPS
+        assert actor.counters.reconnects >= 1
 
 
-def test_a_frame_is_published_and_fetched_through_a_kill(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = tmp_path / "frame"
-        file.write_bytes(os.urandom(1 << 20) * 24)
-        digest = await asyncio.to_thread(digest_file, file)
-        async with (
-            EmbeddedServer(tmp_path / "nats") as server,
-            opened(server) as transport,
-            asyncio.timeout(60.0),
-        ):
-            async with asyncio.TaskGroup() as group:
-                publishing = group.create_task(
-                    publish_frame(transport, file, PolicyVersion(version=1), digest)
-                )
-                await asyncio.sleep(0.02)
-                await crash(server)
-            async with asyncio.TaskGroup() as group:
-                fetching = group.create_task(
-                    fetch_frame(transport, publishing.result(), tmp_path / "fetched")
-                )
-                await asyncio.sleep(0.01)
-                await crash(server)
-            assert digest_file(fetching.result()) == digest
+async def test_leases_watches_and_waiting_readers_continue_after_a_kill(tmp_path: Path) -> None:
+    async with (
+        EmbeddedServer(tmp_path) as server,
+        opened(server, 2.0) as transport,
+        asyncio.timeout(60.0),
+    ):
+        queue = TicketQueue(transport)
+        await queue.issue(make_ticket(0))
+        held = await queue.lease(5.0)
+        assert held is not None
+        await transport.put(Key.POLICY, b"before")
+        watch = transport.watch(Key.POLICY)
+        assert await anext(watch) == b"before"
+        reader = await GroupLog(transport).read(after=0)
+        async with asyncio.TaskGroup() as group:
+            entry = group.create_task(reader.next(30.0))
+            value = group.create_task(anext(watch))  # type: ignore[arg-type]
+            await asyncio.sleep(0.1)
+            await crash(server)
+            await held.acknowledge()
+            await transport.put(Key.POLICY, b"after")
+            await GroupLog(transport).publish(make_group(0))
+        assert value.result() == b"after"
+        assert entry.result() is not None
+        await queue.issue(make_ticket(1))
+        lease = await queue.lease(10.0)
+        assert lease is not None
+        assert lease.ticket.number == 1
+        await lease.acknowledge()
+        assert await queue.lease(2.5) is None
 
-    asyncio.run(scenario())
+
+async def test_a_frame_is_published_and_fetched_through_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "frame"
+    file.write_bytes(os.urandom(1 << 20) * 24)
+    digest = await asyncio.to_thread(digest_file, file)
+    async with (
+        EmbeddedServer(tmp_path / "nats") as server,
+        opened(server) as transport,
+        asyncio.timeout(60.0),
+    ):
+        async with asyncio.TaskGroup() as group:
+            publishing = group.create_task(
+                publish_frame(transport, file, PolicyVersion(version=1), digest)
+            )
+            await asyncio.sleep(0.02)
+            await crash(server)
+        async with asyncio.TaskGroup() as group:
+            fetching = group.create_task(
+                fetch_frame(transport, publishing.result(), tmp_path / "fetched")
+            )
+            await asyncio.sleep(0.01)
+            await crash(server)
+        assert digest_file(fetching.result()) == digest
 
 
-def test_a_call_with_a_deadline_reports_a_broker_that_stays_away(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with EmbeddedServer(tmp_path) as server, opened(server, 0.6) as transport:
-            await TicketQueue(transport).issue(make_ticket(0))
-            lease = await TicketQueue(transport).lease(5.0)
-            assert lease is not None
-            await server.kill()
-            async with asyncio.timeout(10.0):
-                with pytest.raises(BrokerUnreachable, match="has not answered"):
-                    await lease.delivery.extend()
-                assert await TicketQueue(transport).lease(0.2) is None
-            assert not transport.connected
-
-    asyncio.run(scenario())
+async def test_a_call_with_a_deadline_reports_a_broker_that_stays_away(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path) as server, opened(server, 0.6) as transport:
+        await TicketQueue(transport).issue(make_ticket(0))
+        lease = await TicketQueue(transport).lease(5.0)
+        assert lease is not None
+        await server.kill()
+        async with asyncio.timeout(10.0):
+            with pytest.raises(BrokerUnreachable, match="has not answered"):
+                await lease.delivery.extend()
+            assert await TicketQueue(transport).lease(0.2) is None
+        assert not transport.connected
 
 
 def test_a_reader_whose_time_runs_out_within_a_batch_gives_all_of_it_the_next_time(

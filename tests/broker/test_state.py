@@ -40,26 +40,20 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("key", list(Key))
-def test_a_record_comes_back_from_its_key(broker: Broker, key: Key) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            store = StateStore(transport)
-            assert await store.get(key) is None
-            await store.put(key, RECORDS[key])
-            assert await store.get(key) == RECORDS[key]
-
-    asyncio.run(scenario())
+async def test_a_record_comes_back_from_its_key(broker: Broker, key: Key) -> None:
+    async with broker.open() as transport:
+        store = StateStore(transport)
+        assert await store.get(key) is None
+        await store.put(key, RECORDS[key])
+        assert await store.get(key) == RECORDS[key]
 
 
-def test_a_watch_follows_a_key(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as writer, broker.open() as reader, asyncio.timeout(10.0):
-            watch = StateStore(reader).watch(Key.PROGRESS)
-            for step in range(3):
-                await StateStore(writer).put(Key.PROGRESS, Progress(step=step))
-                assert await anext(watch) == Progress(step=step)
-
-    asyncio.run(scenario())
+async def test_a_watch_follows_a_key(broker: Broker) -> None:
+    async with broker.open() as writer, broker.open() as reader, asyncio.timeout(10.0):
+        watch = StateStore(reader).watch(Key.PROGRESS)
+        for step in range(3):
+            await StateStore(writer).put(Key.PROGRESS, Progress(step=step))
+            assert await anext(watch) == Progress(step=step)
 
 
 def test_a_key_refuses_the_record_of_another() -> None:
@@ -67,60 +61,46 @@ def test_a_key_refuses_the_record_of_another() -> None:
         asyncio.run(StateStore(MemoryTransport()).put(Key.POLICY, Progress()))
 
 
-def test_bytes_that_are_no_record_count_as_none_and_are_not_written_over_unseen() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport()
-        state = StateStore(transport)
-        revision = await state.put(Key.PROGRESS, Progress(step=1))
-        junk = await transport.put(Key.PROGRESS, b"junk")
-        assert await state.get(Key.PROGRESS) is None
-        with pytest.raises(StateConflict):  # whoever wrote it was not expected
-            await state.put(Key.PROGRESS, Progress(step=2), revision)
-        watch = state.watch(Key.PROGRESS)
-        await state.put(Key.PROGRESS, Progress(step=2), junk)
-        assert await anext(watch) == Progress(step=2)
-
-    asyncio.run(scenario())
+async def test_bytes_that_are_no_record_count_as_none_and_are_not_written_over_unseen() -> None:
+    transport = MemoryTransport()
+    state = StateStore(transport)
+    revision = await state.put(Key.PROGRESS, Progress(step=1))
+    junk = await transport.put(Key.PROGRESS, b"junk")
+    assert await state.get(Key.PROGRESS) is None
+    with pytest.raises(StateConflict):  # whoever wrote it was not expected
+        await state.put(Key.PROGRESS, Progress(step=2), revision)
+    watch = state.watch(Key.PROGRESS)
+    await state.put(Key.PROGRESS, Progress(step=2), junk)
+    assert await anext(watch) == Progress(step=2)
 
 
-def test_a_key_that_another_program_has_set_is_a_conflict() -> None:
-    async def scenario() -> None:
-        state = StateStore(MemoryTransport())
-        revision = await state.put(Key.PROGRESS, Progress(step=1))
-        await state.put(Key.PROGRESS, Progress(step=5))
-        with pytest.raises(StateConflict):
-            await state.put(Key.PROGRESS, Progress(step=2), revision)
-
-    asyncio.run(scenario())
+async def test_a_key_that_another_program_has_set_is_a_conflict() -> None:
+    state = StateStore(MemoryTransport())
+    revision = await state.put(Key.PROGRESS, Progress(step=1))
+    await state.put(Key.PROGRESS, Progress(step=5))
+    with pytest.raises(StateConflict):
+        await state.put(Key.PROGRESS, Progress(step=2), revision)
 
 
-def test_a_record_of_another_schema_is_an_error() -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport()
-        await transport.put(
-            Key.PROGRESS, msgpack.packb({"schema": 3, "type": "progress", "body": {}})
-        )
-        with pytest.raises(UnknownSchema):
-            await StateStore(transport).get(Key.PROGRESS)
-
-    asyncio.run(scenario())
+async def test_a_record_of_another_schema_is_an_error() -> None:
+    transport = MemoryTransport()
+    await transport.put(Key.PROGRESS, msgpack.packb({"schema": 3, "type": "progress", "body": {}}))
+    with pytest.raises(UnknownSchema):
+        await StateStore(transport).get(Key.PROGRESS)
 
 
-def test_a_finished_run_that_was_given_more_steps_is_followed_to_its_new_end() -> None:
-    async def scenario() -> None:
-        state = StateStore(MemoryTransport())
-        await state.put(Key.PROGRESS, Progress(step=4, finished=True))
-        assert [progress.step async for progress in state.until_end(Progress, total_steps=4)] == [4]
-        seen = []
-        async with asyncio.timeout(10.0):
-            async for progress in state.until_end(Progress, total_steps=8):
-                seen.append((progress.step, progress.finished))
-                if progress.step < 8:
-                    step = progress.step + 2
-                    await state.put(Key.PROGRESS, Progress(step=step, finished=step == 8))
-        assert seen == [(4, True), (6, False), (8, True)]
-
-    asyncio.run(scenario())
+async def test_a_finished_run_that_was_given_more_steps_is_followed_to_its_new_end() -> None:
+    state = StateStore(MemoryTransport())
+    await state.put(Key.PROGRESS, Progress(step=4, finished=True))
+    assert [progress.step async for progress in state.until_end(Progress, total_steps=4)] == [4]
+    seen = []
+    async with asyncio.timeout(10.0):
+        async for progress in state.until_end(Progress, total_steps=8):
+            seen.append((progress.step, progress.finished))
+            if progress.step < 8:
+                step = progress.step + 2
+                await state.put(Key.PROGRESS, Progress(step=step, finished=step == 8))
+    assert seen == [(4, True), (6, False), (8, True)]
 
 
 def test_the_options_of_an_environment_hold_no_number_that_differs_from_itself() -> None:

@@ -68,13 +68,10 @@ def test_a_long_line_wakes_each_call_once_and_in_its_order(monkeypatch: pytest.M
     assert looks <= 1001
 
 
-def test_a_call_alone_does_not_wait() -> None:
-    async def scenario() -> None:
-        with_nobody = lag.turn()
-        try:
-            with_nobody.send(None)  # a coroutine that does not wait ends at once
-        except StopIteration:
-            return
-        raise AssertionError("it waited")
-
-    asyncio.run(scenario())
+async def test_a_call_alone_does_not_wait() -> None:
+    with_nobody = lag.turn()
+    try:
+        with_nobody.send(None)  # a coroutine that does not wait ends at once
+    except StopIteration:
+        return
+    raise AssertionError("it waited")

@@ -21,15 +21,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def test_what_makes_progress_is_restarted_for_ever_after_the_first_pause(
+async def test_what_makes_progress_is_restarted_for_ever_after_the_first_pause(
     tmp_path: Path, waits: list[float]
 ) -> None:
-    async def scenario() -> None:
-        counted = Restarts("learner", tmp_path / "learner.log")
-        for step in range(3 * MAX_RESTARTS):
-            await counted.wait(1, step)
-
-    asyncio.run(scenario())
+    counted = Restarts("learner", tmp_path / "learner.log")
+    for step in range(3 * MAX_RESTARTS):
+        await counted.wait(1, step)
     assert set(waits) == {restarts.FIRST_WAIT_S}
 
 

@@ -27,85 +27,70 @@ async def read(port: int, path: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-def test_a_role_answers_health_readiness_and_metrics_on_one_port() -> None:
-    async def scenario() -> None:
-        service = Service()
-        transport = MemoryTransport(MemoryServer(), "run")
-        async with service.open("127.0.0.1", 0, transport):
-            assert await read(service.port, "/healthz") == (200, "alive\n")
-            assert (await read(service.port, "/readyz"))[0] == 503
-            service.ready = True
-            assert (await read(service.port, "/readyz"))[0] == 200
-            service.metrics.set("learner_step", 3)
-            transport.counters.reconnects = 2
-            text = (await read(service.port, "/metrics"))[1]
-            assert "horizonrl_learner_step 3.0" in text
-            assert "horizonrl_broker_reconnects_total 2.0" in text
-
-    asyncio.run(scenario())
+async def test_a_role_answers_health_readiness_and_metrics_on_one_port() -> None:
+    service = Service()
+    transport = MemoryTransport(MemoryServer(), "run")
+    async with service.open("127.0.0.1", 0, transport):
+        assert await read(service.port, "/healthz") == (200, "alive\n")
+        assert (await read(service.port, "/readyz"))[0] == 503
+        service.ready = True
+        assert (await read(service.port, "/readyz"))[0] == 200
+        service.metrics.set("learner_step", 3)
+        transport.counters.reconnects = 2
+        text = (await read(service.port, "/metrics"))[1]
+        assert "horizonrl_learner_step 3.0" in text
+        assert "horizonrl_broker_reconnects_total 2.0" in text
 
 
-def test_a_role_that_is_cut_off_from_its_broker_is_alive_and_not_ready() -> None:
-    async def scenario() -> None:
-        service = Service(ready=True)
-        transport = MemoryTransport(MemoryServer(), "run")
-        async with service.open("127.0.0.1", 0, transport):
-            assert (await read(service.port, "/readyz"))[0] == 200
-            await transport.close()
-            assert not transport.connected
-            assert (await read(service.port, "/readyz"))[0] == 503
-            assert (await read(service.port, "/healthz"))[0] == 200
-
-    asyncio.run(scenario())
+async def test_a_role_that_is_cut_off_from_its_broker_is_alive_and_not_ready() -> None:
+    service = Service(ready=True)
+    transport = MemoryTransport(MemoryServer(), "run")
+    async with service.open("127.0.0.1", 0, transport):
+        assert (await read(service.port, "/readyz"))[0] == 200
+        await transport.close()
+        assert not transport.connected
+        assert (await read(service.port, "/readyz"))[0] == 503
+        assert (await read(service.port, "/healthz"))[0] == 200
 
 
-def test_the_end_of_a_role_waits_for_one_more_reading_of_whoever_reads_regularly() -> None:
-    async def scenario() -> None:
-        service = Service()
-        async with service.open("127.0.0.1", 0):
-            for readings in (0, 1):  # nobody, and one who looked in once
-                for _ in range(readings):
-                    await read(service.port, "/metrics")
-                async with asyncio.timeout(0.1):
-                    await service.last_reading()
-            await read(service.port, "/metrics")
-            service.metrics.set("run_finished", 1)
-            service._read_every_s = 60.0
-            end = asyncio.create_task(service.last_reading())
-            await asyncio.sleep(0.01)
-            assert not end.done()
-            assert "horizonrl_run_finished 1.0" in (await read(service.port, "/metrics"))[1]
-            await end
-            service._read_every_s = 0.1
-            async with asyncio.timeout(10):  # for the next one, which does not come
+async def test_the_end_of_a_role_waits_for_one_more_reading_of_whoever_reads_regularly() -> None:
+    service = Service()
+    async with service.open("127.0.0.1", 0):
+        for readings in (0, 1):  # nobody, and one who looked in once
+            for _ in range(readings):
+                await read(service.port, "/metrics")
+            async with asyncio.timeout(0.1):
                 await service.last_reading()
-
-    asyncio.run(scenario())
-
-
-def test_a_role_that_is_stopped_waits_for_no_reading() -> None:
-    async def scenario() -> None:
-        service = Service()
-        service._read_at, service._read_every_s = time.monotonic(), 60.0
-        service.stopping.set()
-        async with asyncio.timeout(10):
+        await read(service.port, "/metrics")
+        service.metrics.set("run_finished", 1)
+        service._read_every_s = 60.0
+        end = asyncio.create_task(service.last_reading())
+        await asyncio.sleep(0.01)
+        assert not end.done()
+        assert "horizonrl_run_finished 1.0" in (await read(service.port, "/metrics"))[1]
+        await end
+        service._read_every_s = 0.1
+        async with asyncio.timeout(10):  # for the next one, which does not come
             await service.last_reading()
 
-    asyncio.run(scenario())
+
+async def test_a_role_that_is_stopped_waits_for_no_reading() -> None:
+    service = Service()
+    service._read_at, service._read_every_s = time.monotonic(), 60.0
+    service.stopping.set()
+    async with asyncio.timeout(10):
+        await service.last_reading()
 
 
-def test_sigterm_sets_stopping_and_ends_readiness() -> None:
-    async def scenario() -> None:
-        service = Service()
-        async with service.open("127.0.0.1", 0):
-            service.ready = True
-            os.kill(os.getpid(), signal.SIGTERM)
-            async with asyncio.timeout(5):
-                await service.stopping.wait()
-            assert (await read(service.port, "/readyz"))[0] == 503
-        assert service.exit_code == 128 + signal.SIGTERM, "a Job takes 0 for the end of the run"
-
-    asyncio.run(scenario())
+async def test_sigterm_sets_stopping_and_ends_readiness() -> None:
+    service = Service()
+    async with service.open("127.0.0.1", 0):
+        service.ready = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            await service.stopping.wait()
+        assert (await read(service.port, "/readyz"))[0] == 503
+    assert service.exit_code == 128 + signal.SIGTERM, "a Job takes 0 for the end of the run"
 
 
 def test_a_role_that_has_done_its_work_ends_with_0() -> None:
@@ -114,30 +99,24 @@ def test_a_role_that_has_done_its_work_ends_with_0() -> None:
     assert service.exit_code == 0
 
 
-def test_a_taken_port_is_a_clear_error() -> None:
-    async def scenario() -> None:
-        first, second = Service(), Service()
-        async with first.open("127.0.0.1", 0):
-            with pytest.raises(ConfigError, match=rf"port {first.port} .*metrics\.port"):
-                async with second.open("127.0.0.1", first.port):
-                    pass
-
-    asyncio.run(scenario())
+async def test_a_taken_port_is_a_clear_error() -> None:
+    first, second = Service(), Service()
+    async with first.open("127.0.0.1", 0):
+        with pytest.raises(ConfigError, match=rf"port {first.port} .*metrics\.port"):
+            async with second.open("127.0.0.1", first.port):
+                pass
 
 
-def test_work_is_cancelled_when_asked_to_stop_and_its_error_is_not_swallowed() -> None:
-    async def scenario() -> None:
-        stopping = asyncio.Event()
-        stopping.set()
-        await until_stopped(asyncio.Event().wait(), stopping)  # type: ignore[arg-type]
+async def test_work_is_cancelled_when_asked_to_stop_and_its_error_is_not_swallowed() -> None:
+    stopping = asyncio.Event()
+    stopping.set()
+    await until_stopped(asyncio.Event().wait(), stopping)  # type: ignore[arg-type]
 
-        async def fail() -> None:
-            raise BrokerUnreachable("gone")
+    async def fail() -> None:
+        raise BrokerUnreachable("gone")
 
-        with pytest.raises(ExceptionGroup):
-            await until_stopped(fail(), asyncio.Event())
-
-    asyncio.run(scenario())
+    with pytest.raises(ExceptionGroup):
+        await until_stopped(fail(), asyncio.Event())
 
 
 @pytest.mark.parametrize(

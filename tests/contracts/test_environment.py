@@ -102,6 +102,33 @@ def test_an_environment_that_offers_tools_keeps_it_too(env_id: str) -> None:
     assert "its tools are described" not in skipped
 
 
+SPOKEN: dict[str, tuple[str, ...]] = {
+    "academia": ("academia-000", "academia-001"),
+    "babyai": ("1806",),
+    "deepsearch": ("2wiki-003", "musique-003"),
+    "household": tuple(f"household-{number:04d}" for number in range(6)),
+    "maze": ("maze-001",),
+    "movie": ("movie-000", "movie-001"),
+    "sheet": ("sheet-000", "sheet-001"),
+    "shop": ("shop-0001", "shop-0002"),
+    "sql": ("cinema-0000", "clinic-0001", "school-0002"),
+    "textcraft": ("oak_fence",),
+    "todo": ("todo-000", "todo-001"),
+    "weather": ("weather-000", "weather-001"),
+    "webnav": ("write-review-0",),
+    "wordle": ("wordle-007",),
+}
+"""Environments that are played in words, with tasks of every kind of action."""
+
+
+@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
+@pytest.mark.parametrize("env_id", SPOKEN)
+async def test_an_environment_keeps_it_in_every_format(env_id: str, action_format: str) -> None:
+    options = {"format": action_format, "style": "compact"}
+    report = await check(env_id, options, SPOKEN[env_id])
+    assert [found for found in report.checks if not found.passed] == []
+
+
 OF_A_USER = ("mcp", "program", "transcripts")
 """Whoever writes their tasks divides them."""
 WITHOUT_TRAIN = ("agentgym-academia", "agentgym-sheet")

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from horizonrl.actors.engines.drained import DrainedPolicy
-from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
+from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
-from horizonrl.ops.models.tiny_model import make_tokenizer
 from tests.engine import Played
 
 PROMPT = (11, 12, 13, 14)
@@ -149,19 +148,6 @@ def test_a_cancelled_request_leaves_the_policy_at_work(played: Played) -> None:
 
     played.run(cancel())
     assert len(played.run(ask(played)).ids) == 16
-
-
-def test_a_script_reads_and_writes_text() -> None:
-    tokenizer = make_tokenizer()
-    policy = ScriptedPolicy(
-        text_script(tokenizer.decode, tokenizer.encode, lambda text: f"you said {text}")
-    )
-    answer = asyncio.run(
-        policy.generate(
-            tokenizer.encode("look"), max_tokens=64, temperature=1.0, stop_ids=(), seed=None
-        )
-    )
-    assert tokenizer.decode(answer.ids) == "you said look"
 
 
 # vLLM's is shared, and closed by its own test

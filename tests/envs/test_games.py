@@ -51,21 +51,18 @@ def test_lists_and_episodes_are_those_that_were_frozen_whatever_the_hash_seed() 
 
 
 @pytest.mark.parametrize("env_id", FROZEN)
-def test_an_action_of_great_length_is_refused_and_an_observation_bounded(env_id: str) -> None:
-    async def play() -> None:
-        environment = registry.make(
-            env_id, {"format": "plain", "style": "compact", "max_observation_chars": 600}
-        )
-        task = registry.tasks(env_id)[0]
-        assert len((await environment.reset(task.task_id)).text) <= 600
-        step = await environment.step("x" * 100_000)
-        assert (
-            step.observation
-            == f"An action has {MAX_ACTION_CHARS} characters at most; this one has 100000."
-        )
-        assert (step.reward, step.terminated) == (0, False)
-
-    asyncio.run(play())
+async def test_an_action_of_great_length_is_refused_and_an_observation_bounded(env_id: str) -> None:
+    environment = registry.make(
+        env_id, {"format": "plain", "style": "compact", "max_observation_chars": 600}
+    )
+    task = registry.tasks(env_id)[0]
+    assert len((await environment.reset(task.task_id)).text) <= 600
+    step = await environment.step("x" * 100_000)
+    assert (
+        step.observation
+        == f"An action has {MAX_ACTION_CHARS} characters at most; this one has 100000."
+    )
+    assert (step.reward, step.terminated) == (0, False)
 
 
 @pytest.mark.parametrize("env_id", FROZEN)

@@ -359,21 +359,18 @@ def test_the_version_names_the_file_by_its_digest(tmp_path: Path) -> None:
     assert version == f"1 sha256:{sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
-def test_an_episode_is_replayed_whatever_it_is_told_and_ends_once(tmp_path: Path) -> None:
-    async def episode() -> None:
-        environment = registry.make("transcripts", {"path": str(write_value(tmp_path, AGENTTRAJ))})
-        assert (await environment.reset("textcraft_12")).text == REPLAYED.prompt
-        expert = environment.expert()
-        assert expert.act("") == "get 2 planks"
-        first = await environment.step("something else")
-        assert (first.observation, first.terminated) == ("Got 2 planks", False)
-        assert expert.act("") == "craft 4 stick"
-        last = await environment.step("")
-        assert (last.reward, last.terminated, last.success) == (1.0, True, True)
-        with pytest.raises(EnvironmentFailure, match="over after 2 turns"):
-            await environment.step("")
-
-    asyncio.run(episode())
+async def test_an_episode_is_replayed_whatever_it_is_told_and_ends_once(tmp_path: Path) -> None:
+    environment = registry.make("transcripts", {"path": str(write_value(tmp_path, AGENTTRAJ))})
+    assert (await environment.reset("textcraft_12")).text == REPLAYED.prompt
+    expert = environment.expert()
+    assert expert.act("") == "get 2 planks"
+    first = await environment.step("something else")
+    assert (first.observation, first.terminated) == ("Got 2 planks", False)
+    assert expert.act("") == "craft 4 stick"
+    last = await environment.step("")
+    assert (last.reward, last.terminated, last.success) == (1.0, True, True)
+    with pytest.raises(EnvironmentFailure, match="over after 2 turns"):
+        await environment.step("")
 
 
 def test_transcripts_keep_the_contract_of_an_environment(tmp_path: Path) -> None:

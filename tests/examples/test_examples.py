@@ -114,7 +114,7 @@ def test_only_programs_that_stay_have_a_terminal(readme: Path) -> None:
 SUMS = '''
 import random, re
 from horizonrl.actors.chat.template import ChatTemplate
-from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
+from horizonrl.actors.engines.scripted import ScriptedPolicy
 
 async def start(settings):
     """Answer the last question, and every other time wrongly."""
@@ -126,7 +126,7 @@ async def start(settings):
         wrong = dice.choice(("", " + 1"))
         return f"<code>\\nfinal_answer({first} {sign} {second}{wrong})\\n</code>"
 
-    script = text_script(chat.decode, chat.encode_turn, answer)
+    script = lambda ids: chat.encode_turn(answer(chat.decode(ids)))
     return ScriptedPolicy(script, max_context_tokens=settings.max_context_tokens)
 '''
 

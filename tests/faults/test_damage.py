@@ -46,26 +46,23 @@ def storm_on(run_dir: Path, *, goes_on: bool) -> Any:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_learner_that_stands_still_or_meddles_with_foreign_files_is_found(
+async def test_a_learner_that_stands_still_or_meddles_with_foreign_files_is_found(
     tmp_path: Path, goes_on: bool
 ) -> None:
-    async def scenario() -> None:
-        storm = storm_on(tmp_path, goes_on=goes_on)
-        learner = storm.whole.roles["learner"]
-        running = asyncio.create_task(learner.run())
-        for _ in range(2):
-            await damage.foreign_files(storm, EVENT, "learner")
-        stood = [] if goes_on else ["foreign files: no step after 7 within 300 s"]
-        unnoticed = [
-            "foreign files: no learner has named them",
-            "foreign files: step-best.jsonl went",
-        ]
-        assert storm.findings == 2 * [*stood, *unnoticed]
-        assert (learner.restarts, learner.crashes) == (2, [])
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(scenario())
+    storm = storm_on(tmp_path, goes_on=goes_on)
+    learner = storm.whole.roles["learner"]
+    running = asyncio.create_task(learner.run())
+    for _ in range(2):
+        await damage.foreign_files(storm, EVENT, "learner")
+    stood = [] if goes_on else ["foreign files: no step after 7 within 300 s"]
+    unnoticed = [
+        "foreign files: no learner has named them",
+        "foreign files: step-best.jsonl went",
+    ]
+    assert storm.findings == 2 * [*stood, *unnoticed]
+    assert (learner.restarts, learner.crashes) == (2, [])
+    running.cancel()
+    await asyncio.wait([running])
 
 
 def test_emptied_weights_leave_what_another_event_is_looking_after(tmp_path: Path) -> None:
@@ -80,17 +77,14 @@ def test_emptied_weights_leave_what_another_event_is_looking_after(tmp_path: Pat
     assert storm.findings == []
 
 
-def test_a_role_stays_dead_as_long_as_the_body_lasts(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        learner = storm_on(tmp_path, goes_on=True).whole.roles["learner"]
-        running = asyncio.create_task(learner.run())
-        for restarts in (1, 2):
-            async with learner.dead(signal.SIGKILL):
-                dead = learner.process
-                await asyncio.sleep(0.05)
-                assert learner.process is dead and dead.returncode == -signal.SIGKILL
-            assert learner.restarts == restarts and learner.process is not dead
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(scenario())
+async def test_a_role_stays_dead_as_long_as_the_body_lasts(tmp_path: Path) -> None:
+    learner = storm_on(tmp_path, goes_on=True).whole.roles["learner"]
+    running = asyncio.create_task(learner.run())
+    for restarts in (1, 2):
+        async with learner.dead(signal.SIGKILL):
+            dead = learner.process
+            await asyncio.sleep(0.05)
+            assert learner.process is dead and dead.returncode == -signal.SIGKILL
+        assert learner.restarts == restarts and learner.process is not dead
+    running.cancel()
+    await asyncio.wait([running])

@@ -56,98 +56,77 @@ async def ended(ends: Ends) -> bool:
             return True
 
 
-def test_bytes_pass_both_ways_unchanged() -> None:
-    async def play() -> None:
-        async with proxied() as (_, ends):
-            await answered(ends, bytes(range(256)) * 1000)
-
-    asyncio.run(play())
+async def test_bytes_pass_both_ways_unchanged() -> None:
+    async with proxied() as (_, ends):
+        await answered(ends, bytes(range(256)) * 1000)
 
 
-def test_a_delay_holds_bytes_back_in_both_directions_until_it_is_taken_away() -> None:
-    async def play() -> None:
-        async with proxied() as (proxy, ends):
-            proxy.delay_s = 0.1
-            assert await answered(ends, b"late") >= 0.2
-            proxy.delay_s = 0.0
-            await answered(ends, b"again")
-
-    asyncio.run(play())
+async def test_a_delay_holds_bytes_back_in_both_directions_until_it_is_taken_away() -> None:
+    async with proxied() as (proxy, ends):
+        proxy.delay_s = 0.1
+        assert await answered(ends, b"late") >= 0.2
+        proxy.delay_s = 0.0
+        await answered(ends, b"again")
 
 
-def test_breaking_ends_every_connection_and_lets_new_ones_come() -> None:
-    async def play() -> None:
-        async with proxied() as (proxy, ends):
-            other = await connect(proxy)
-            await answered(ends, b"one")
-            await answered(other, b"two")
-            assert proxy.break_connections() == 2
-            assert await ended(ends)
-            assert await ended(other)
-            other[1].close()
-            third = await connect(proxy)
-            await answered(third, b"three")
-            third[1].close()
-
-    asyncio.run(play())
+async def test_breaking_ends_every_connection_and_lets_new_ones_come() -> None:
+    async with proxied() as (proxy, ends):
+        other = await connect(proxy)
+        await answered(ends, b"one")
+        await answered(other, b"two")
+        assert proxy.break_connections() == 2
+        assert await ended(ends)
+        assert await ended(other)
+        other[1].close()
+        third = await connect(proxy)
+        await answered(third, b"three")
+        third[1].close()
 
 
-def test_a_server_that_is_down_is_a_connection_that_ends() -> None:
-    async def play() -> None:
-        server = await asyncio.start_server(echo, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        server.close()
-        await server.wait_closed()
-        async with Proxy(port) as proxy:
-            ends = await connect(proxy)
-            assert await ended(ends)
-            ends[1].close()
-
-    asyncio.run(play())
+async def test_a_server_that_is_down_is_a_connection_that_ends() -> None:
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    async with Proxy(port) as proxy:
+        ends = await connect(proxy)
+        assert await ended(ends)
+        ends[1].close()
 
 
-def test_a_side_that_closes_ends_the_other_after_its_last_bytes() -> None:
-    async def play() -> None:
-        received = asyncio.get_running_loop().create_future()
+async def test_a_side_that_closes_ends_the_other_after_its_last_bytes() -> None:
+    received = asyncio.get_running_loop().create_future()
 
-        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            received.set_result(await reader.read(-1))
-            writer.close()
+    async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.set_result(await reader.read(-1))
+        writer.close()
 
-        server = await asyncio.start_server(keep, "127.0.0.1", 0)
-        async with server, Proxy(server.sockets[0].getsockname()[1]) as proxy:
-            _, writer = await connect(proxy)
-            writer.write(b"last words" * 1000)
-            writer.close()
-            async with asyncio.timeout(10):
-                assert await received == b"last words" * 1000
-
-    asyncio.run(play())
+    server = await asyncio.start_server(keep, "127.0.0.1", 0)
+    async with server, Proxy(server.sockets[0].getsockname()[1]) as proxy:
+        _, writer = await connect(proxy)
+        writer.write(b"last words" * 1000)
+        writer.close()
+        async with asyncio.timeout(10):
+            assert await received == b"last words" * 1000
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, 3 * CHUNK_BYTES + 1])
-def test_chunks_keep_their_order_under_a_delay(size: int) -> None:
-    async def play() -> None:
-        async with proxied() as (proxy, ends):
-            proxy.delay_s = 0.005
-            await answered(ends, bytes(n % 251 for n in range(size)))
-
-    asyncio.run(play())
+async def test_chunks_keep_their_order_under_a_delay(size: int) -> None:
+    async with proxied() as (proxy, ends):
+        proxy.delay_s = 0.005
+        await answered(ends, bytes(n % 251 for n in range(size)))
 
 
-def test_held_bytes_come_through_once_the_line_is_whole_again() -> None:
-    async def scenario() -> None:
-        async with proxied() as (proxy, ends):
-            await answered(ends, b"before")
-            proxy.hold()
-            waiting = asyncio.create_task(answered(ends, b"held"))
-            new = asyncio.create_task(connect(proxy))
-            done, _ = await asyncio.wait([waiting], timeout=0.3)
-            assert not done
-            proxy.release()
-            await waiting
-            other = await new
-            await answered(other, b"after")
-            other[1].close()
-
-    asyncio.run(scenario())
+async def test_held_bytes_come_through_once_the_line_is_whole_again() -> None:
+    async with proxied() as (proxy, ends):
+        await answered(ends, b"before")
+        proxy.hold()
+        waiting = asyncio.create_task(answered(ends, b"held"))
+        new = asyncio.create_task(connect(proxy))
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+        proxy.release()
+        await waiting
+        other = await new
+        await answered(other, b"after")
+        other[1].close()

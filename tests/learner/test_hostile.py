@@ -206,40 +206,37 @@ async def learn(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_weights_are_the_same_with_and_without_hostile_messages(
+async def test_the_weights_are_the_same_with_and_without_hostile_messages(
     tmp_path: Path, seed: int
 ) -> None:
     key = tmp_path / "ticket.key"
     key.write_bytes(KEY)
 
-    async def scenario() -> None:
-        world = World(tmp_path / "played", seed=seed, overrides=(f"--broker.ticket_key={key}",))
-        await world.run()
-        await world.check()
-        honest = list(world.server.runs["run"].streams[Stream.GROUPS].messages.values())
-        log = [(message.subject, message.data, message.message_id, {}) for message in honest]
-        evil = list(attacks(honest))
-        mixed: list[Any] = [*log]
-        dice = random.Random(seed)
-        for attack in evil:
-            first = 1 if attack.name == "a replay" else 0
-            # Before the end: what comes after the last step is not read.
-            place = dice.randint(first, len(log) - 4)
-            mixed.insert(
-                mixed.index(log[place]),
-                (attack.subject, attack.data, attack.message_id, attack.headers),
-            )
-        alone, beside = (
-            await learn(tmp_path / "a", log, key),
-            await learn(tmp_path / "b", mixed, key),
+    world = World(tmp_path / "played", seed=seed, overrides=(f"--broker.ticket_key={key}",))
+    await world.run()
+    await world.check()
+    honest = list(world.server.runs["run"].streams[Stream.GROUPS].messages.values())
+    log = [(message.subject, message.data, message.message_id, {}) for message in honest]
+    evil = list(attacks(honest))
+    mixed: list[Any] = [*log]
+    dice = random.Random(seed)
+    for attack in evil:
+        first = 1 if attack.name == "a replay" else 0
+        # Before the end: what comes after the last step is not read.
+        place = dice.randint(first, len(log) - 4)
+        mixed.insert(
+            mixed.index(log[place]),
+            (attack.subject, attack.data, attack.message_id, attack.headers),
         )
-        assert settled(alone.ledger) == settled(beside.ledger) == settled(world.ledger())
-        assert [line["weights_digest"] for line in alone.ledger] == [
-            line["weights_digest"] for line in beside.ledger
-        ]
-        check_counts(beside, evil)
-
-    asyncio.run(scenario())
+    alone, beside = (
+        await learn(tmp_path / "a", log, key),
+        await learn(tmp_path / "b", mixed, key),
+    )
+    assert settled(alone.ledger) == settled(beside.ledger) == settled(world.ledger())
+    assert [line["weights_digest"] for line in alone.ledger] == [
+        line["weights_digest"] for line in beside.ledger
+    ]
+    check_counts(beside, evil)
 
 
 def settled(ledger: list[dict[str, Any]]) -> list[dict[str, Any]]:

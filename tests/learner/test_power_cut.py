@@ -87,30 +87,27 @@ async def regrow(world: World, beyond: int) -> None:
     ("lost", "regrown", "tickets"),
     [(1, False, 0), (6, False, 0), (4, False, 4), (1, True, 0), (3, True, 4)],
 )
-def test_a_run_goes_on_from_what_a_power_cut_has_left(
+async def test_a_run_goes_on_from_what_a_power_cut_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, regrown: bool, tickets: int
 ) -> None:
     monkeypatch.setattr("horizonrl.learner.records.replay.ENTRY_WAIT_S", 0.1)
 
-    async def scenario() -> None:
-        world = World(tmp_path, overrides=EVALUATING)
-        await first_half(world)
-        checkpoint = CheckpointStore(world.config.run_dir / "checkpoints", 2).newest()
-        assert checkpoint is not None
-        log = world.server.runs["run"].streams[Stream.GROUPS]
-        cut(world.server, Stream.GROUPS, log.last_sequence - checkpoint.state["cursor"] + lost)
-        cut(world.server, Stream.TICKETS, tickets)
-        again = World(tmp_path, server=world.server, overrides=EVALUATING, seed=7)
-        again._too_early = lambda *_: False  # type: ignore[method-assign]  # a lost ticket is found after older ones
-        if regrown:
-            await regrow(again, checkpoint.state["cursor"])
-        await again.run()
-        check_ends(again)
-        (_, event) = read_lines(again.config.run_dir / "lineages.jsonl")
-        assert event["log_cut"] == {"cursor": checkpoint.state["cursor"], "read_on_after": 0}
-        await check_replay(again, checkpoint.step)
-
-    asyncio.run(scenario())
+    world = World(tmp_path, overrides=EVALUATING)
+    await first_half(world)
+    checkpoint = CheckpointStore(world.config.run_dir / "checkpoints", 2).newest()
+    assert checkpoint is not None
+    log = world.server.runs["run"].streams[Stream.GROUPS]
+    cut(world.server, Stream.GROUPS, log.last_sequence - checkpoint.state["cursor"] + lost)
+    cut(world.server, Stream.TICKETS, tickets)
+    again = World(tmp_path, server=world.server, overrides=EVALUATING, seed=7)
+    again._too_early = lambda *_: False  # type: ignore[method-assign]  # a lost ticket is found after older ones
+    if regrown:
+        await regrow(again, checkpoint.state["cursor"])
+    await again.run()
+    check_ends(again)
+    (_, event) = read_lines(again.config.run_dir / "lineages.jsonl")
+    assert event["log_cut"] == {"cursor": checkpoint.state["cursor"], "read_on_after": 0}
+    await check_replay(again, checkpoint.step)
 
 
 def replay_of(world: World) -> Replay:
@@ -141,86 +138,78 @@ async def check_replay(world: World, cut_step: int) -> None:
         assert [done async for done in replay_of(world).steps(None, world.ledger())]
 
 
-def test_a_broker_that_has_never_held_anything_is_not_the_one_that_was_read(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        world = World(tmp_path)
-        await world.run()
-        elsewhere = World(tmp_path, overrides=("--rl.steps=9",))
-        with pytest.raises(ExceptionGroup) as refused:
-            await elsewhere.learner(MortalTransport(elsewhere.server, None)).run()
-        assert refused.group_contains(
-            CheckpointMismatch, match="not the log that was read before", depth=2
-        )
+async def test_a_broker_that_has_never_held_anything_is_not_the_one_that_was_read(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.run()
+    elsewhere = World(tmp_path, overrides=("--rl.steps=9",))
+    with pytest.raises(ExceptionGroup) as refused:
+        await elsewhere.learner(MortalTransport(elsewhere.server, None)).run()
+    assert refused.group_contains(
+        CheckpointMismatch, match="not the log that was read before", depth=2
+    )
 
-    asyncio.run(scenario())
 
-
-def test_entries_of_a_log_that_was_cut_and_has_grown_again_are_not_freed_for_an_old_cursor(
+async def test_entries_of_a_log_that_was_cut_and_has_grown_again_are_not_freed_for_an_old_cursor(
     tmp_path: Path,
 ) -> None:
     """The kept checkpoints count entries that are no longer those of the log."""
 
-    async def scenario() -> None:
-        freed = ("--learner.keep_log=false", "--learner.checkpoint_every=1")
-        world = World(tmp_path, overrides=freed)
-        await first_half(world)
-        held = world.server.runs["run"].streams[Stream.GROUPS]
-        cut(world.server, Stream.GROUPS, held.last_sequence - held.first_sequence)
-        again = World(tmp_path, server=world.server, overrides=freed, seed=7)
-        await again.run()
-        check_ends(again)
-
-    asyncio.run(scenario())
+    freed = ("--learner.keep_log=false", "--learner.checkpoint_every=1")
+    world = World(tmp_path, overrides=freed)
+    await first_half(world)
+    held = world.server.runs["run"].streams[Stream.GROUPS]
+    cut(world.server, Stream.GROUPS, held.last_sequence - held.first_sequence)
+    again = World(tmp_path, server=world.server, overrides=freed, seed=7)
+    await again.run()
+    check_ends(again)
 
 
-def test_a_place_is_the_cursor_as_long_as_the_log_is_the_one_that_was_read(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            log = GroupLog(transport)
-            assert await resume_position(transport, 0, "") == 0
-            for number in range(6):
-                await log.publish(make_group(number))
-            reader = await log.read(0)
-            marks = [(await reader.next(5.0)).digest for _ in range(6)]  # type: ignore[union-attr]
-            await reader.close()
-            assert len(set(marks)) == 6
-            assert await resume_position(transport, 4, marks[3]) == 4
-            assert await resume_position(transport, 4, "") == 4  # of an older release
-            assert await resume_position(transport, 4, marks[4]) == 0  # another entry is there
-            assert await resume_position(transport, 9, "x") == 0  # it ends before
-            await log.purge_below(4)
-            assert await resume_position(transport, 4, marks[3]) == 4
-            # Its entry is purged, and nothing after it.
-            assert await resume_position(transport, 3, marks[2]) == 3
-            assert await resume_position(transport, 9, "x") == 3
-            with pytest.raises(LogGap, match="has been purged"):
-                await resume_position(transport, 2, marks[1])
-
-    asyncio.run(scenario())
-
-
-def test_a_reader_whose_broker_comes_back_with_another_end_says_so() -> None:
-    """Otherwise it would pass over what was stored at the sequences that it has read already."""
-
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
+async def test_a_place_is_the_cursor_as_long_as_the_log_is_the_one_that_was_read(
+    broker: Broker,
+) -> None:
+    async with broker.open() as transport:
         log = GroupLog(transport)
-        for number in range(4):
+        assert await resume_position(transport, 0, "") == 0
+        for number in range(6):
             await log.publish(make_group(number))
         reader = await log.read(0)
-        for _ in range(4):
-            await reader.next(1.0)
-        transport.counters.reconnects += 1
-        await log.publish(make_group(4))
-        assert await reader.next(1.0) == Entry(5, make_group(4))
-        cut(transport.server, Stream.GROUPS, 2)
-        transport.counters.reconnects += 1
-        for number in range(5, 9):
-            await log.publish(make_group(number))
-        with pytest.raises(LogGap, match="start the learner again"):
-            await reader.next(1.0)
+        marks = [(await reader.next(5.0)).digest for _ in range(6)]  # type: ignore[union-attr]
+        await reader.close()
+        assert len(set(marks)) == 6
+        assert await resume_position(transport, 4, marks[3]) == 4
+        assert await resume_position(transport, 4, "") == 4  # of an older release
+        assert await resume_position(transport, 4, marks[4]) == 0  # another entry is there
+        assert await resume_position(transport, 9, "x") == 0  # it ends before
+        await log.purge_below(4)
+        assert await resume_position(transport, 4, marks[3]) == 4
+        # Its entry is purged, and nothing after it.
+        assert await resume_position(transport, 3, marks[2]) == 3
+        assert await resume_position(transport, 9, "x") == 3
+        with pytest.raises(LogGap, match="has been purged"):
+            await resume_position(transport, 2, marks[1])
 
-    asyncio.run(scenario())
+
+async def test_a_reader_whose_broker_comes_back_with_another_end_says_so() -> None:
+    """Otherwise it would pass over what was stored at the sequences that it has read already."""
+
+    transport = MemoryTransport(MemoryServer(), "run")
+    log = GroupLog(transport)
+    for number in range(4):
+        await log.publish(make_group(number))
+    reader = await log.read(0)
+    for _ in range(4):
+        await reader.next(1.0)
+    transport.counters.reconnects += 1
+    await log.publish(make_group(4))
+    assert await reader.next(1.0) == Entry(5, make_group(4))
+    cut(transport.server, Stream.GROUPS, 2)
+    transport.counters.reconnects += 1
+    for number in range(5, 9):
+        await log.publish(make_group(number))
+    with pytest.raises(LogGap, match="start the learner again"):
+        await reader.next(1.0)
 
 
 def test_a_ticket_that_a_power_cut_took_with_its_group_is_found_though_the_log_ends_earlier_now() -> (

@@ -3,7 +3,6 @@
 `recorded/` holds the log, the ledger and a checkpoint of a run of `world.py`, with signed tickets and evaluations.
 """
 
-import asyncio
 import base64
 import json
 import shutil
@@ -26,7 +25,7 @@ LOG = json.loads((RECORDED / "log.json").read_text())
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_recorded_run_replays_to_the_same_digests(tmp_path: Path, resumed: bool) -> None:
+async def test_a_recorded_run_replays_to_the_same_digests(tmp_path: Path, resumed: bool) -> None:
     key = tmp_path / "ticket.key"
     key.write_bytes(b"k" * 32)
     world = World(tmp_path, overrides=(*EVALUATING, f"--broker.ticket_key={key}"))
@@ -37,19 +36,16 @@ def test_a_recorded_run_replays_to_the_same_digests(tmp_path: Path, resumed: boo
         line for line in read_lines(RECORDED / "ledger.jsonl") if not resumed or line["step"] > 6
     ]
 
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        for message in LOG:
-            data = base64.b64decode(message["data"])
-            await transport.publish(message["subject"], data, message_id=message["id"])
-        engine = EngineThread(HashEngine(), InlineExecutor())
-        log, frame = GroupLog(transport), tmp_path / "frame"
-        replay = Replay(world.config, transport, log, engine, world.rules, frame)
-        replayed = [step async for step in replay.steps(start, ledger)]
-        assert [step.step for step in replayed] == [line["step"] for line in ledger]
-        assert all(step.equal for step in replayed)
-
-    asyncio.run(scenario())
+    transport = MemoryTransport(MemoryServer(), "run")
+    for message in LOG:
+        data = base64.b64decode(message["data"])
+        await transport.publish(message["subject"], data, message_id=message["id"])
+    engine = EngineThread(HashEngine(), InlineExecutor())
+    log, frame = GroupLog(transport), tmp_path / "frame"
+    replay = Replay(world.config, transport, log, engine, world.rules, frame)
+    replayed = [step async for step in replay.steps(start, ledger)]
+    assert [step.step for step in replayed] == [line["step"] for line in ledger]
+    assert all(step.equal for step in replayed)
 
 
 def test_a_recorded_checkpoint_knows_what_was_settled(tmp_path: Path) -> None:

@@ -106,51 +106,43 @@ async def lose_steps(world: LivingWorld, after: int, lost: int) -> None:
 
 
 @pytest.mark.parametrize(("lost", "overrides"), [(5, ()), (20, ()), (8, EVALUATING)])
-def test_a_run_goes_on_though_its_broker_has_lost_every_ticket_that_is_outstanding(
+async def test_a_run_goes_on_though_its_broker_has_lost_every_ticket_that_is_outstanding(
     tmp_path: Path, lost: int, overrides: tuple[str, ...]
 ) -> None:
-    async def scenario() -> None:
-        world = LivingWorld(tmp_path, overrides=(f"--rl.steps={STEPS - 2}", *overrides))
-        world.transports, world.gate = [], asyncio.Event()
-        world.gate.set()
-        world._too_early = lambda *_: False  # type: ignore[method-assign]  # a lost ticket is found after older ones
-        losing = asyncio.create_task(lose_steps(world, after=6, lost=lost))
-        await world.run()
-        await losing
-        check_ends(world)
-        assert world.lives["learner"] == 1
-        assert world.metrics.value("tickets_reissued_total", kind="train") > 0
-        # A program that begins counts as many as have ended, from the stream alone.
-        ends = [ticket for line in world.ledger() for _, ticket in line["trained"]]
-        assert await TicketQueue(world.transports[0]).count_issued(Kind.TRAIN) >= sum(
-            "train" in end for end in ends
-        )
-
-    asyncio.run(scenario())
+    world = LivingWorld(tmp_path, overrides=(f"--rl.steps={STEPS - 2}", *overrides))
+    world.transports, world.gate = [], asyncio.Event()
+    world.gate.set()
+    world._too_early = lambda *_: False  # type: ignore[method-assign]  # a lost ticket is found after older ones
+    losing = asyncio.create_task(lose_steps(world, after=6, lost=lost))
+    await world.run()
+    await losing
+    check_ends(world)
+    assert world.lives["learner"] == 1
+    assert world.metrics.value("tickets_reissued_total", kind="train") > 0
+    # A program that begins counts as many as have ended, from the stream alone.
+    ends = [ticket for line in world.ledger() for _, ticket in line["trained"]]
+    assert await TicketQueue(world.transports[0]).count_issued(Kind.TRAIN) >= sum(
+        "train" in end for end in ends
+    )
 
 
-def test_a_replay_says_that_the_broker_has_lost_an_entry_since_and_skips_what_the_run_had_not_seen(
+async def test_a_replay_says_that_the_broker_has_lost_an_entry_since_and_skips_what_the_run_had_not_seen(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        world = World(tmp_path)
-        await world.run()
-        lines = world.ledger()
-        sequence, _ = lines[3]["trained"][0]
-        stream = world.server.runs["run"].streams[Stream.GROUPS]
-        lost = stream.messages[sequence]
-        stream.remove(sequence)
-        with pytest.raises(
-            RunFailed, match=f"does not hold entries {sequence} to {sequence} .*--to 3"
-        ):
-            assert [done async for done in replay_of(world).steps(None, lines)]
-        # The run itself has met the hole, and the log is whole again.
-        again = World(tmp_path / "again", server=world.server)
-        world.server.runs["run"].state.clear()
-        await again.run()
-        holed = again.ledger()
-        assert [line["holes"] for line in holed if "holes" in line] == [[[sequence, sequence]]]
-        stream.messages = dict(sorted({**stream.messages, sequence: lost}.items()))
-        assert all([done.equal async for done in replay_of(again).steps(None, holed)])
-
-    asyncio.run(scenario())
+    world = World(tmp_path)
+    await world.run()
+    lines = world.ledger()
+    sequence, _ = lines[3]["trained"][0]
+    stream = world.server.runs["run"].streams[Stream.GROUPS]
+    lost = stream.messages[sequence]
+    stream.remove(sequence)
+    with pytest.raises(RunFailed, match=f"does not hold entries {sequence} to {sequence} .*--to 3"):
+        assert [done async for done in replay_of(world).steps(None, lines)]
+    # The run itself has met the hole, and the log is whole again.
+    again = World(tmp_path / "again", server=world.server)
+    world.server.runs["run"].state.clear()
+    await again.run()
+    holed = again.ledger()
+    assert [line["holes"] for line in holed if "holes" in line] == [[[sequence, sequence]]]
+    stream.messages = dict(sorted({**stream.messages, sequence: lost}.items()))
+    assert all([done.equal async for done in replay_of(again).steps(None, holed)])

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 from rich.console import Console
 
-from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
+from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EngineDead, RunFailed
@@ -358,7 +358,7 @@ def scripted(answers: dict[str, str], default: str) -> Subject:
     @asynccontextmanager
     async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
         policy = ScriptedPolicy(
-            text_script(chat.decode, chat.encode_turn, answer), max_context_tokens=1024
+            lambda ids: chat.encode_turn(answer(chat.decode(ids))), max_context_tokens=1024
         )
         yield lambda env: Rollout(policy, chat, None, env.step_timeout_s)
 

@@ -229,27 +229,24 @@ def test_a_policy_that_is_not_served_breaks_the_episode() -> None:
     assert "not served" in (episode.error or "")
 
 
-def test_a_cancelled_episode_ends_its_program() -> None:
-    async def scenario() -> None:
-        begun, ended = asyncio.Event(), asyncio.Event()
+async def test_a_cancelled_episode_ends_its_program() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
 
-        async def waits(endpoint: Endpoint) -> None:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
+    async def waits(endpoint: Endpoint) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        async with gateway_of(Remembering()) as served:
-            rollout = Rollout(served.policy, CHAT, None, 5.0, gateway=served)
-            playing = asyncio.create_task(play(lambda: Played(waits), rollout, ticket(), 0))
-            await begun.wait()
-            playing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await playing
-            assert ended.is_set()
-
-    asyncio.run(scenario())
+    async with gateway_of(Remembering()) as served:
+        rollout = Rollout(served.policy, CHAT, None, 5.0, gateway=served)
+        playing = asyncio.create_task(play(lambda: Played(waits), rollout, ticket(), 0))
+        await begun.wait()
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert ended.is_set()
 
 
 @pytest.mark.parametrize("announce", [False, True])

@@ -89,77 +89,57 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(coroutine)
 
 
-def test_an_announced_version_is_fetched_and_applied_and_its_copy_removed(play: Play) -> None:
-    async def scenario() -> None:
-        async with play.following():
-            version = await play.announce(1)
-            assert await play.follower.reached(version, 5)
-        assert play.policy.applied == [("v1.l0", b"weights of v1.l0")]
-        assert play.policy.version == version
-        assert not list(play.scratch.glob("reading-*"))
-
-    run(scenario())
+async def test_an_announced_version_is_fetched_and_applied_and_its_copy_removed(play: Play) -> None:
+    async with play.following():
+        version = await play.announce(1)
+        assert await play.follower.reached(version, 5)
+    assert play.policy.applied == [("v1.l0", b"weights of v1.l0")]
+    assert play.policy.version == version
+    assert not list(play.scratch.glob("reading-*"))
 
 
-def test_overtaken_versions_are_skipped(play: Play) -> None:
-    async def scenario() -> None:
-        async with play.following():
-            play.policy.gate.clear()
-            for number in (1, 2, 3):
-                await play.announce(number)
-                await asyncio.sleep(0.01)
-            play.policy.gate.set()
-            assert await play.follower.reached(PolicyVersion(version=3), 5)
-        assert [name for name, _ in play.policy.applied] in (["v1.l0", "v3.l0"], ["v3.l0"])
-
-    run(scenario())
+async def test_overtaken_versions_are_skipped(play: Play) -> None:
+    async with play.following():
+        play.policy.gate.clear()
+        for number in (1, 2, 3):
+            await play.announce(number)
+            await asyncio.sleep(0.01)
+        play.policy.gate.set()
+        assert await play.follower.reached(PolicyVersion(version=3), 5)
+    assert [name for name, _ in play.policy.applied] in (["v1.l0", "v3.l0"], ["v3.l0"])
 
 
-def test_a_resumed_learners_version_is_newer_though_its_number_is_lower(play: Play) -> None:
-    async def scenario() -> None:
-        async with play.following():
-            assert await play.follower.reached(await play.announce(5), 5)
-            assert await play.follower.reached(await play.announce(3, lineage=1), 5)
-            assert play.policy.version == PolicyVersion(version=3, lineage=1)
-            assert await play.follower.reached(PolicyVersion(version=9, lineage=0), 0.1)
-
-    run(scenario())
+async def test_a_resumed_learners_version_is_newer_though_its_number_is_lower(play: Play) -> None:
+    async with play.following():
+        assert await play.follower.reached(await play.announce(5), 5)
+        assert await play.follower.reached(await play.announce(3, lineage=1), 5)
+        assert play.policy.version == PolicyVersion(version=3, lineage=1)
+        assert await play.follower.reached(PolicyVersion(version=9, lineage=0), 0.1)
 
 
-def test_waiting_ends_when_everything_announced_is_applied(play: Play) -> None:
-    async def scenario() -> None:
-        assert await play.follower.reached(PolicyVersion(version=4), 0.1), (
-            "nothing was ever announced"
-        )
-        async with play.following():
-            await play.announce(2)
-            assert await play.follower.reached(PolicyVersion(version=4), 5)
-            assert play.policy.version.version == 2
-
-    run(scenario())
+async def test_waiting_ends_when_everything_announced_is_applied(play: Play) -> None:
+    assert await play.follower.reached(PolicyVersion(version=4), 0.1), "nothing was ever announced"
+    async with play.following():
+        await play.announce(2)
+        assert await play.follower.reached(PolicyVersion(version=4), 5)
+        assert play.policy.version.version == 2
 
 
-def test_waiting_ends_at_its_deadline(play: Play) -> None:
-    async def scenario() -> None:
-        async with play.following():
-            play.policy.gate.clear()
-            version = await play.announce(1)
-            assert not await play.follower.reached(version, 0.05)
-
-    run(scenario())
+async def test_waiting_ends_at_its_deadline(play: Play) -> None:
+    async with play.following():
+        play.policy.gate.clear()
+        version = await play.announce(1)
+        assert not await play.follower.reached(version, 0.05)
 
 
-def test_bytes_that_are_not_the_announced_ones_are_not_applied_and_the_next_announcement_is(
+async def test_bytes_that_are_not_the_announced_ones_are_not_applied_and_the_next_announcement_is(
     play: Play,
 ) -> None:
-    async def scenario() -> None:
-        async with play.following():
-            spoilt = await play.announce(1, spoil=True)
-            assert not await play.follower.reached(spoilt, 0.1)
-            assert await play.follower.reached(await play.announce(2), 5)
-        assert [name for name, _ in play.policy.applied] == ["v2.l0"]
-
-    run(scenario())
+    async with play.following():
+        spoilt = await play.announce(1, spoil=True)
+        assert not await play.follower.reached(spoilt, 0.1)
+        assert await play.follower.reached(await play.announce(2), 5)
+    assert [name for name, _ in play.policy.applied] == ["v2.l0"]
 
 
 def test_a_frame_that_could_not_be_fetched_is_tried_again(
@@ -186,54 +166,44 @@ def test_a_frame_that_could_not_be_fetched_is_tried_again(
     run(scenario())
 
 
-def test_weights_that_the_probe_rejects_end_the_follower(play: Play) -> None:
-    async def scenario() -> None:
-        play.policy.reject = True
-        await play.announce(1)
-        with pytest.raises(ExceptionGroup) as raised:
-            await asyncio.wait_for(play.follower.run(total_steps=10), 5)
-        assert raised.group_contains(WeightsRejected, match="probe")
-
-    run(scenario())
+async def test_weights_that_the_probe_rejects_end_the_follower(play: Play) -> None:
+    play.policy.reject = True
+    await play.announce(1)
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(play.follower.run(total_steps=10), 5)
+    assert raised.group_contains(WeightsRejected, match="probe")
 
 
-def test_a_shared_file_that_the_learner_removes_during_a_drain_is_loaded(play: Play) -> None:
-    async def scenario() -> None:
-        shared, policy = play.folder / "shared.safetensors", PolicyVersion(version=1)
-        await asyncio.to_thread(shared.write_bytes, b"weights")
-        digest = await asyncio.to_thread(digest_file, shared)
-        drained = DrainedPolicy(play.policy)
-        play.follower = WeightsFollower(
-            play.transport, drained, play.scratch, shared_dir=play.folder
+async def test_a_shared_file_that_the_learner_removes_during_a_drain_is_loaded(play: Play) -> None:
+    shared, policy = play.folder / "shared.safetensors", PolicyVersion(version=1)
+    await asyncio.to_thread(shared.write_bytes, b"weights")
+    digest = await asyncio.to_thread(digest_file, shared)
+    drained = DrainedPolicy(play.policy)
+    play.follower = WeightsFollower(play.transport, drained, play.scratch, shared_dir=play.folder)
+    turn, ended = asyncio.Event(), asyncio.Event()
+
+    async def generate(*_: Any, **__: Any) -> None:
+        turn.set()
+        await ended.wait()
+
+    play.policy.generate = generate  # type: ignore[method-assign, assignment]
+    async with play.following(), asyncio.TaskGroup() as group:
+        group.create_task(
+            drained.generate([1], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)
         )
-        turn, ended = asyncio.Event(), asyncio.Event()
-
-        async def generate(*_: Any, **__: Any) -> None:
-            turn.set()
-            await ended.wait()
-
-        play.policy.generate = generate  # type: ignore[method-assign, assignment]
-        async with play.following(), asyncio.TaskGroup() as group:
-            group.create_task(
-                drained.generate([1], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)
-            )
-            await turn.wait()
-            manifest = WeightsManifest(
-                policy=policy, weights_bytes=7, digest=digest, path=str(shared)
-            )
-            await StateStore(play.transport).put(Key.POLICY, manifest)
-            while drained._open.is_set():
-                await asyncio.sleep(0.01)
-            shared.unlink()
-            ended.set()
-            assert await play.follower.reached(policy, 5)
-        assert play.policy.applied == [("v1.l0", b"weights")]
-
-    run(scenario())
+        await turn.wait()
+        manifest = WeightsManifest(policy=policy, weights_bytes=7, digest=digest, path=str(shared))
+        await StateStore(play.transport).put(Key.POLICY, manifest)
+        while drained._open.is_set():
+            await asyncio.sleep(0.01)
+        shared.unlink()
+        ended.set()
+        assert await play.follower.reached(policy, 5)
+    assert play.policy.applied == [("v1.l0", b"weights")]
 
 
 @pytest.mark.parametrize(("version", "lineage"), [(3, 1), (5, 1), (4, 0), (7, 1)])
-def test_a_run_that_went_back_to_a_backup_is_followed_though_its_versions_have_been_applied(
+async def test_a_run_that_went_back_to_a_backup_is_followed_though_its_versions_have_been_applied(
     play: Play, version: int, lineage: int
 ) -> None:
     """Broker and run directory were restored: the lineage that the next learner draws is one that was used before.
@@ -241,28 +211,23 @@ def test_a_run_that_went_back_to_a_backup_is_followed_though_its_versions_have_b
     An actor that was cut off hears of it only when the restored run has a newer version than the actor applied.
     """
 
-    async def scenario() -> None:
-        async with play.following():
-            for before in (4, 5):
-                assert await play.follower.reached(await play.announce(before, lineage=1), 5)
-            assert play.follower.lost_futures == 0
-            assert isinstance(play.transport, MemoryTransport)
-            play.transport.server.runs["run"].streams[
-                Stream.WEIGHTS
-            ].ids.clear()  # as those of a restored broker
-            restored = await play.announce(
-                version, lineage=lineage, text="another future", learner="second"
+    async with play.following():
+        for before in (4, 5):
+            assert await play.follower.reached(await play.announce(before, lineage=1), 5)
+        assert play.follower.lost_futures == 0
+        assert isinstance(play.transport, MemoryTransport)
+        play.transport.server.runs["run"].streams[
+            Stream.WEIGHTS
+        ].ids.clear()  # as those of a restored broker
+        restored = await play.announce(
+            version, lineage=lineage, text="another future", learner="second"
+        )
+        while play.policy.version != restored or play.policy.applied[-1][1] != b"another future":
+            await asyncio.sleep(0.01)
+        assert await play.follower.reached(restored, 5)
+        assert play.follower.lost_futures == 1
+        for after in (version + 1, version + 2):
+            assert await play.follower.reached(
+                await play.announce(after, lineage=lineage, learner="second"), 5
             )
-            while (
-                play.policy.version != restored or play.policy.applied[-1][1] != b"another future"
-            ):
-                await asyncio.sleep(0.01)
-            assert await play.follower.reached(restored, 5)
-            assert play.follower.lost_futures == 1
-            for after in (version + 1, version + 2):
-                assert await play.follower.reached(
-                    await play.announce(after, lineage=lineage, learner="second"), 5
-                )
-            assert play.follower.lost_futures == 1
-
-    run(scenario())
+        assert play.follower.lost_futures == 1

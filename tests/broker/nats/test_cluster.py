@@ -215,31 +215,26 @@ def test_a_single_server_holds_no_replicas_and_says_what_does(nats_server: Embed
         asyncio.run(connect("alone", BrokerSection(url=nats_server.url, nats=R3)))
 
 
-def test_a_client_leaves_a_server_that_takes_nothing(tmp_path: Path) -> None:
+async def test_a_client_leaves_a_server_that_takes_nothing(tmp_path: Path) -> None:
     """What it has buffered for the paused server must not hold it there."""
 
-    async def scenario() -> None:
-        async with serving(tmp_path, 3) as servers, opened(servers.direct_url) as transport:
-            url = transport._connection.client.connected_url
-            assert url is not None
-            (paused,) = [
-                server for server in servers.members if server.url.endswith(f":{url.port}")
-            ]
-            os.kill(paused.pid, signal.SIGSTOP)
-            try:
-                async with asyncio.timeout(45), asyncio.TaskGroup() as group:
-                    for number in range(12):  # more than the sockets of both sides buffer
-                        group.create_task(
-                            transport.publish(
-                                "groups.train", bytes(4_000_000), message_id=f"large-{number}"
-                            )
+    async with serving(tmp_path, 3) as servers, opened(servers.direct_url) as transport:
+        url = transport._connection.client.connected_url
+        assert url is not None
+        (paused,) = [server for server in servers.members if server.url.endswith(f":{url.port}")]
+        os.kill(paused.pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(45), asyncio.TaskGroup() as group:
+                for number in range(12):  # more than the sockets of both sides buffer
+                    group.create_task(
+                        transport.publish(
+                            "groups.train", bytes(4_000_000), message_id=f"large-{number}"
                         )
-            finally:
-                os.kill(paused.pid, signal.SIGCONT)
-            assert transport.counters.reconnects >= 1
-            assert (await transport.extent(Stream.GROUPS)).messages == 12
-
-    asyncio.run(scenario())
+                    )
+        finally:
+            os.kill(paused.pid, signal.SIGCONT)
+        assert transport.counters.reconnects >= 1
+        assert (await transport.extent(Stream.GROUPS)).messages == 12
 
 
 def test_accounts_hold_across_the_servers_of_a_cluster(tmp_path: Path) -> None:

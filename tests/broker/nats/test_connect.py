@@ -42,92 +42,75 @@ def test_a_seed_and_a_creds_file_reach_the_client_as_what_they_are(
 
 
 @pytest.mark.process
-def test_durability_is_promised_only_by_a_server_that_reads_the_key(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        nats = NatsSection(durability="power")
-        async with EmbeddedServer(tmp_path / "ours", "power") as ours:
-            await (await connect("r", BrokerSection(url=ours.url, nats=nats))).close()
-        async with EmbeddedServer(tmp_path / "theirs", name="nats-0") as theirs:
-            settings = BrokerSection(url=theirs.url, nats=nats)
-            with pytest.raises(
-                ConfigError, match=r"nats-0 at .*`sync_interval: always`.*leave the key out"
-            ):
-                await connect("r", settings)
-            await (await connect("r", BrokerSection(url=theirs.url))).close()
-            await (
-                await connect("r", settings, Role.ACTOR)
-            ).close()  # the controller alone is asked
-
-    asyncio.run(scenario())
+async def test_durability_is_promised_only_by_a_server_that_reads_the_key(tmp_path: Path) -> None:
+    nats = NatsSection(durability="power")
+    async with EmbeddedServer(tmp_path / "ours", "power") as ours:
+        await (await connect("r", BrokerSection(url=ours.url, nats=nats))).close()
+    async with EmbeddedServer(tmp_path / "theirs", name="nats-0") as theirs:
+        settings = BrokerSection(url=theirs.url, nats=nats)
+        with pytest.raises(
+            ConfigError, match=r"nats-0 at .*`sync_interval: always`.*leave the key out"
+        ):
+            await connect("r", settings)
+        await (await connect("r", BrokerSection(url=theirs.url))).close()
+        await (await connect("r", settings, Role.ACTOR)).close()  # the controller alone is asked
 
 
 @pytest.mark.process
-def test_two_runs_on_one_server_do_not_see_one_another(nats_server: EmbeddedServer) -> None:
-    async def scenario() -> None:
-        first, second = [
-            await connect(f"t-{uuid.uuid4().hex[:8]}", BrokerSection(url=nats_server.url))
-            for _ in range(2)
-        ]
-        await first.publish("groups.train", b"x", message_id="a")
-        await first.put(Key.POLICY, b"p")
-        assert not (await second.publish("groups.train", b"y", message_id="a")).duplicate
-        assert await second.get(Key.POLICY) is None
-        await first.close()
-        await second.close()
-
-    asyncio.run(scenario())
+async def test_two_runs_on_one_server_do_not_see_one_another(nats_server: EmbeddedServer) -> None:
+    first, second = [
+        await connect(f"t-{uuid.uuid4().hex[:8]}", BrokerSection(url=nats_server.url))
+        for _ in range(2)
+    ]
+    await first.publish("groups.train", b"x", message_id="a")
+    await first.put(Key.POLICY, b"p")
+    assert not (await second.publish("groups.train", b"y", message_id="a")).duplicate
+    assert await second.get(Key.POLICY) is None
+    await first.close()
+    await second.close()
 
 
 @pytest.mark.process
-def test_a_closed_transport_says_so_at_once(nats_server: EmbeddedServer) -> None:
-    async def scenario() -> None:
-        transport = await connect("closed", BrokerSection(url=nats_server.url))
-        reader = await transport.reader(Stream.GROUPS, 0)
-        assert transport.connected
-        await transport.close()
-        assert not transport.connected
-        async with asyncio.timeout(5.0):
-            for call in (
-                transport.publish("groups.train", b"x"),
-                transport.get(Key.POLICY),
-                reader.fetch(1, 30.0),
-            ):
-                with pytest.raises(BrokerUnreachable, match="closed"):
-                    await call
+async def test_a_closed_transport_says_so_at_once(nats_server: EmbeddedServer) -> None:
+    transport = await connect("closed", BrokerSection(url=nats_server.url))
+    reader = await transport.reader(Stream.GROUPS, 0)
+    assert transport.connected
+    await transport.close()
+    assert not transport.connected
+    async with asyncio.timeout(5.0):
+        for call in (
+            transport.publish("groups.train", b"x"),
+            transport.get(Key.POLICY),
+            reader.fetch(1, 30.0),
+        ):
             with pytest.raises(BrokerUnreachable, match="closed"):
-                await transport.lease(30.0)
-
-    asyncio.run(scenario())
+                await call
+        with pytest.raises(BrokerUnreachable, match="closed"):
+            await transport.lease(30.0)
 
 
 @pytest.mark.process
-def test_wrong_credentials_are_denied(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = EmbeddedServer(tmp_path, extra="authorization { user: me, password: secret }")
-        async with server:
-            wrong, right = (
-                NatsSection(user="me", password=SecretStr(word)) for word in ("wrong", "secret")
-            )
-            given = BrokerSection(url=server.url, nats=wrong)
-            with pytest.raises(
-                BrokerDenied,
-                match=r"check broker\.nats\.nkey_seed, or broker\.nats\.user and the p",
-            ):
-                await connect("r", given)
-            transport = await connect("r", given.model_copy(update={"nats": right}))
-            assert (await transport.publish("groups.train", b"x")).sequence == 1
-            await transport.close()
-
-    asyncio.run(scenario())
+async def test_wrong_credentials_are_denied(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path, extra="authorization { user: me, password: secret }")
+    async with server:
+        wrong, right = (
+            NatsSection(user="me", password=SecretStr(word)) for word in ("wrong", "secret")
+        )
+        given = BrokerSection(url=server.url, nats=wrong)
+        with pytest.raises(
+            BrokerDenied,
+            match=r"check broker\.nats\.nkey_seed, or broker\.nats\.user and the p",
+        ):
+            await connect("r", given)
+        transport = await connect("r", given.model_copy(update={"nats": right}))
+        assert (await transport.publish("groups.train", b"x")).sequence == 1
+        await transport.close()
 
 
-def test_a_refusal_is_raised_from_every_request_that_follows() -> None:
-    async def scenario() -> None:
-        connection = Connection("nats://nowhere")
-        connection.opened()
-        await connection.on_error(Exception('nats: permissions violation for publish to "a.b"'))
-        for _ in range(2):
-            with pytest.raises(BrokerDenied, match=r"a\.b"):
-                connection.raise_refusal()
-
-    asyncio.run(scenario())
+async def test_a_refusal_is_raised_from_every_request_that_follows() -> None:
+    connection = Connection("nats://nowhere")
+    connection.opened()
+    await connection.on_error(Exception('nats: permissions violation for publish to "a.b"'))
+    for _ in range(2):
+        with pytest.raises(BrokerDenied, match=r"a\.b"):
+            connection.raise_refusal()

@@ -31,30 +31,24 @@ async def denied() -> str:
 
 
 @pytest.mark.parametrize("swallowing", [deaf, denied])
-def test_a_cancellation_that_the_client_swallows_still_ends_the_request(
+async def test_a_cancellation_that_the_client_swallows_still_ends_the_request(
     swallowing: Callable[[], Coroutine[Any, Any, str]],
 ) -> None:
-    async def scenario() -> None:
-        connection = Connection("nats://nowhere")
-        connection.opened()
-        asking = asyncio.create_task(connection.ask(swallowing))
-        await asyncio.sleep(0.01)
-        asking.cancel()
-        await asyncio.wait([asking], timeout=5)
-        assert asking.cancelled()
-
-    asyncio.run(scenario())
+    connection = Connection("nats://nowhere")
+    connection.opened()
+    asking = asyncio.create_task(connection.ask(swallowing))
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.wait([asking], timeout=5)
+    assert asking.cancelled()
 
 
-def test_a_deadline_that_the_client_swallows_does_not_cancel_what_comes_next() -> None:
-    async def scenario() -> None:
-        connection = Connection("nats://nowhere")
-        connection.opened()
-        with pytest.raises(BrokerUnreachable, match=r"has not answered for 0.01 s \(look\)"):
-            await connection.ask(deaf, deadline_s=0.01, what="look")
-        await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+async def test_a_deadline_that_the_client_swallows_does_not_cancel_what_comes_next() -> None:
+    connection = Connection("nats://nowhere")
+    connection.opened()
+    with pytest.raises(BrokerUnreachable, match=r"has not answered for 0.01 s \(look\)"):
+        await connection.ask(deaf, deadline_s=0.01, what="look")
+    await asyncio.sleep(0.01)
 
 
 FULL = nats.js.errors.ServiceUnavailableError(

@@ -1,6 +1,5 @@
 """Odd replies to every game of TextArena and every dataset of reasoning-gym; minutes, so `pytest -m slow` runs it."""
 
-import asyncio
 import re
 import time
 
@@ -32,28 +31,22 @@ async def await_answer(environment: Environment, task_id: str, replies: list[str
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_no_reply_breaks_a_game(game: str) -> None:
-    async def play() -> None:
-        environment = TextArena(format="plain")
-        moves = list(dict.fromkeys(MOVE.findall((await environment.reset(f"{game}-0")).text)))[
-            :6
-        ] or ["[1]"]
-        await await_answer(
-            environment, f"{game}-0", [text for move in moves for text in (move, *odd_texts(move))]
-        )
-        await environment.close()
-
-    asyncio.run(play())
+async def test_no_reply_breaks_a_game(game: str) -> None:
+    environment = TextArena(format="plain")
+    moves = list(dict.fromkeys(MOVE.findall((await environment.reset(f"{game}-0")).text)))[:6] or [
+        "[1]"
+    ]
+    await await_answer(
+        environment, f"{game}-0", [text for move in moves for text in (move, *odd_texts(move))]
+    )
+    await environment.close()
 
 
 @pytest.mark.parametrize("name", datasets())
-def test_no_answer_breaks_a_scorer(name: str) -> None:
-    async def play() -> None:
-        environment = ReasoningGym(prompt="none", max_observation_chars=200_000)
-        await environment.reset(f"{name}-1")
-        known = environment._current().answer or "A+1 B-2"
-        answers = [f"<answer>{text}</answer>" for text in (*odd_texts(known), *ANSWERS)]
-        await await_answer(environment, f"{name}-1", answers)
-        await environment.close()
-
-    asyncio.run(play())
+async def test_no_answer_breaks_a_scorer(name: str) -> None:
+    environment = ReasoningGym(prompt="none", max_observation_chars=200_000)
+    await environment.reset(f"{name}-1")
+    known = environment._current().answer or "A+1 B-2"
+    answers = [f"<answer>{text}</answer>" for text in (*odd_texts(known), *ANSWERS)]
+    await await_answer(environment, f"{name}-1", answers)
+    await environment.close()

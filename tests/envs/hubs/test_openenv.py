@@ -119,33 +119,27 @@ def test_a_servers_failure_is_a_broken_episode_and_no_reward_of_zero(
         )
 
 
-def test_a_server_that_does_not_answer_in_time_is_a_broken_episode() -> None:
-    async def play() -> None:
-        connections: list[asyncio.StreamWriter] = []
-        silent = await asyncio.start_server(
-            lambda _, writer: connections.append(writer), "127.0.0.1", 0
-        )
-        async with silent:
-            url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-            environment = registry.make("openenv", {"url": url, "timeout_s": 0.2})
-            with pytest.raises(EnvironmentTimeout, match=r"no answer to reset within 0.2 s"):
-                await environment.reset("seed-0")
-            await environment.close()
-            for connection in connections:
-                connection.close()
-                await connection.wait_closed()
-
-    asyncio.run(play())
-
-
-def test_nobody_there_is_a_broken_episode() -> None:
-    async def play() -> None:
-        environment = registry.make("openenv", {"url": "http://127.0.0.1:9"})
-        with pytest.raises(EnvironmentFailure, match="does not answer"):
+async def test_a_server_that_does_not_answer_in_time_is_a_broken_episode() -> None:
+    connections: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(
+        lambda _, writer: connections.append(writer), "127.0.0.1", 0
+    )
+    async with silent:
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        environment = registry.make("openenv", {"url": url, "timeout_s": 0.2})
+        with pytest.raises(EnvironmentTimeout, match=r"no answer to reset within 0.2 s"):
             await environment.reset("seed-0")
         await environment.close()
+        for connection in connections:
+            connection.close()
+            await connection.wait_closed()
 
-    asyncio.run(play())
+
+async def test_nobody_there_is_a_broken_episode() -> None:
+    environment = registry.make("openenv", {"url": "http://127.0.0.1:9"})
+    with pytest.raises(EnvironmentFailure, match="does not answer"):
+        await environment.reset("seed-0")
+    await environment.close()
 
 
 @pytest.mark.parametrize("url", [None, "", "127.0.0.1:8000"])

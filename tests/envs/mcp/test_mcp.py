@@ -73,58 +73,51 @@ def call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall(name, json.dumps(arguments))
 
 
-def test_an_episode_calls_the_servers_tools_and_ends_with_its_server(
+async def test_an_episode_calls_the_servers_tools_and_ends_with_its_server(
     options: dict[str, Any],
 ) -> None:
-    async def scenario() -> None:
-        before = children()
-        environment = registry.make("mcp", options | {"grader": "tests.envs.mcp.graders:shelved"})
-        assert isinstance(environment, McpTools)
-        assert (await environment.reset("cup")).text == "Put a cup on the left."
-        tools = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
-        assert set(tools) == {"put", "look", "environment", "burn", "sleep"}
-        assert tools["put"]["description"] == "Put a thing on a place of the shelf."
-        assert set(tools["put"]["parameters"]["properties"]) == {"place", "thing"}
-        assert (
-            "nothing is on right"
-            in (await environment.call(call("look", place="right"))).observation
-        )
-        step = await environment.call(call("put", place="left", thing="cup"))
-        assert (step.observation, step.reward, step.terminated) == ("put cup on left", 0.0, False)
-        step = await environment.step("It is done.")
-        assert (step.reward, step.terminated, step.success) == (1.0, True, True)
-        assert children() == before
-        with pytest.raises(EnvironmentFailure, match="it is over"):
-            await environment.call(call("look", place="left"))
-        await environment.close()
-
-    asyncio.run(scenario())
+    before = children()
+    environment = registry.make("mcp", options | {"grader": "tests.envs.mcp.graders:shelved"})
+    assert isinstance(environment, McpTools)
+    assert (await environment.reset("cup")).text == "Put a cup on the left."
+    tools = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
+    assert set(tools) == {"put", "look", "environment", "burn", "sleep"}
+    assert tools["put"]["description"] == "Put a thing on a place of the shelf."
+    assert set(tools["put"]["parameters"]["properties"]) == {"place", "thing"}
+    assert (
+        "nothing is on right" in (await environment.call(call("look", place="right"))).observation
+    )
+    step = await environment.call(call("put", place="left", thing="cup"))
+    assert (step.observation, step.reward, step.terminated) == ("put cup on left", 0.0, False)
+    step = await environment.step("It is done.")
+    assert (step.reward, step.terminated, step.success) == (1.0, True, True)
+    assert children() == before
+    with pytest.raises(EnvironmentFailure, match="it is over"):
+        await environment.call(call("look", place="left"))
+    await environment.close()
 
 
-def test_the_agents_mistakes_are_answered(options: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        environment = McpTools(**(options | {"show": ["put", "look"]}))
-        await environment.reset("sum")
-        assert [tool["function"]["name"] for tool in environment.tools()] == ["put", "look"]
-        for wrong, answer in (
-            (call("burn"), "There is no tool 'burn'. There are: put, look."),
-            (ToolCall("put", "[1]"), "a JSON object"),
-            (ToolCall("put", '{"place": NaN}'), "a JSON object"),
-            (ToolCall("put", f'{{"place": {"9" * 400}}}'), "a JSON object"),
-            (call("put"), "Error"),
-            (call("put", place=["left"], thing={}), "Error"),
-        ):
-            assert answer in (await environment.call(wrong)).observation, wrong
-        # What no encoding takes does not reach the server as it is.
-        assert (
-            await environment.call(ToolCall("put", '{"place": "\\ud800", "thing": "x"}'))
-        ).observation == "put x on ?"
-        assert (await environment.step("3")).success is False
-        await environment.reset("sum")
-        assert (await environment.step("2")).success is True
-        await environment.close()
-
-    asyncio.run(scenario())
+async def test_the_agents_mistakes_are_answered(options: dict[str, Any]) -> None:
+    environment = McpTools(**(options | {"show": ["put", "look"]}))
+    await environment.reset("sum")
+    assert [tool["function"]["name"] for tool in environment.tools()] == ["put", "look"]
+    for wrong, answer in (
+        (call("burn"), "There is no tool 'burn'. There are: put, look."),
+        (ToolCall("put", "[1]"), "a JSON object"),
+        (ToolCall("put", '{"place": NaN}'), "a JSON object"),
+        (ToolCall("put", f'{{"place": {"9" * 400}}}'), "a JSON object"),
+        (call("put"), "Error"),
+        (call("put", place=["left"], thing={}), "Error"),
+    ):
+        assert answer in (await environment.call(wrong)).observation, wrong
+    # What no encoding takes does not reach the server as it is.
+    assert (
+        await environment.call(ToolCall("put", '{"place": "\\ud800", "thing": "x"}'))
+    ).observation == "put x on ?"
+    assert (await environment.step("3")).success is False
+    await environment.reset("sum")
+    assert (await environment.step("2")).success is True
+    await environment.close()
 
 
 def test_it_keeps_the_contract_of_environments_over_http(path: Path, url: str) -> None:
@@ -140,28 +133,25 @@ def test_it_keeps_the_contract_of_environments_over_http(path: Path, url: str) -
     assert report.version.startswith("1 sha256:")
 
 
-def test_a_server_program_has_its_own_directory_and_of_our_environment_only_what_is_named(
+async def test_a_server_program_has_its_own_directory_and_of_our_environment_only_what_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORIZONRL_SECRET", "x")
     monkeypatch.setenv("SHELF_TOKEN", "y")
 
-    async def scenario() -> None:
-        environment = McpTools(
-            path=path,
-            grader="tests.envs.mcp.graders:same",
-            command=COMMAND,
-            variables=("SHELF_TOKEN",),
-        )
-        await environment.reset("sum")
-        names, directory, _ = (await environment.call(call("environment"))).observation.split()
-        assert "HORIZONRL_SECRET" not in names
-        assert {"PATH", "SHELF_TOKEN"} < set(names.split(","))
-        assert Path(directory).is_dir()
-        await environment.close()
-        assert not Path(directory).exists()
-
-    asyncio.run(scenario())
+    environment = McpTools(
+        path=path,
+        grader="tests.envs.mcp.graders:same",
+        command=COMMAND,
+        variables=("SHELF_TOKEN",),
+    )
+    await environment.reset("sum")
+    names, directory, _ = (await environment.call(call("environment"))).observation.split()
+    assert "HORIZONRL_SECRET" not in names
+    assert {"PATH", "SHELF_TOKEN"} < set(names.split(","))
+    assert Path(directory).is_dir()
+    await environment.close()
+    assert not Path(directory).exists()
 
 
 def test_an_address_gets_the_named_token_and_no_error_shows_it(
@@ -191,71 +181,57 @@ def test_an_address_gets_the_named_token_and_no_error_shows_it(
     assert seen == {"Bearer s3cret"}
 
 
-def test_a_server_that_dies_or_fails_to_start_is_the_environments_failure(path: Path) -> None:
-    async def scenario() -> None:
-        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
-        await environment.reset("sum")
-        with pytest.raises(EnvironmentFailure, match="MCP server failed in burn"):
-            await environment.call(call("burn"))
-        with pytest.raises(EnvironmentFailure):
-            await environment.call(call("look", place="left"))
-        await environment.reset("sum")  # the next episode has a server of its own
-        assert (
-            "nothing is on left" in (await environment.call(call("look", place="left"))).observation
-        )
-        await environment.close()
-        wrong = (sys.executable, "-c", "import sys; sys.exit('out of coffee')")
-        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=wrong)
-        with pytest.raises(EnvironmentFailure, match=r"no MCP server.*out of coffee"):
-            await environment.reset("sum")
-        await environment.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_server_that_never_completes_its_handshake_is_ended(path: Path) -> None:
-    async def scenario() -> None:
-        before = children()
-        silent = (sys.executable, "-c", "import time; time.sleep(600)")
-        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=silent)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await environment.reset("sum")
-        async with asyncio.timeout(10):  # as rollouts close
-            await environment.close()
-        assert children() == before
-
-    asyncio.run(scenario())
-
-
-def test_a_close_that_is_cancelled_still_ends_the_server(path: Path) -> None:
-    async def scenario() -> None:
-        before = children()
-        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
-        await environment.reset("sum")
+async def test_a_server_that_dies_or_fails_to_start_is_the_environments_failure(path: Path) -> None:
+    environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
+    await environment.reset("sum")
+    with pytest.raises(EnvironmentFailure, match="MCP server failed in burn"):
+        await environment.call(call("burn"))
+    with pytest.raises(EnvironmentFailure):
         await environment.call(call("look", place="left"))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await environment.close()
-        async with asyncio.timeout(10):
-            while children() != before:
-                await asyncio.sleep(0.05)
-
-    asyncio.run(scenario())
-
-
-def test_a_cancelled_call_leaves_no_process(path: Path) -> None:
-    async def scenario() -> None:
-        before = children()
-        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
+    await environment.reset("sum")  # the next episode has a server of its own
+    assert "nothing is on left" in (await environment.call(call("look", place="left"))).observation
+    await environment.close()
+    wrong = (sys.executable, "-c", "import sys; sys.exit('out of coffee')")
+    environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=wrong)
+    with pytest.raises(EnvironmentFailure, match=r"no MCP server.*out of coffee"):
         await environment.reset("sum")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3):
-                await environment.call(call("sleep"))
-        await environment.close()
-        assert children() == before
+    await environment.close()
 
-    asyncio.run(scenario())
+
+async def test_a_server_that_never_completes_its_handshake_is_ended(path: Path) -> None:
+    before = children()
+    silent = (sys.executable, "-c", "import time; time.sleep(600)")
+    environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=silent)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await environment.reset("sum")
+    async with asyncio.timeout(10):  # as rollouts close
+        await environment.close()
+    assert children() == before
+
+
+async def test_a_close_that_is_cancelled_still_ends_the_server(path: Path) -> None:
+    before = children()
+    environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
+    await environment.reset("sum")
+    await environment.call(call("look", place="left"))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await environment.close()
+    async with asyncio.timeout(10):
+        while children() != before:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_cancelled_call_leaves_no_process(path: Path) -> None:
+    before = children()
+    environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
+    await environment.reset("sum")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            await environment.call(call("sleep"))
+    await environment.close()
+    assert children() == before
 
 
 KILLED = """

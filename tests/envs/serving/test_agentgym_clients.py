@@ -91,33 +91,26 @@ async def drive(call: Caller, asks: Asks, game: Game, env_id: str) -> tuple[str,
 
 
 @pytest.mark.parametrize("env_id", WITHOUT_JAVA)
-def test_agentgyms_client_plays_a_whole_episode(env_id: str) -> None:
+async def test_agentgyms_client_plays_a_whole_episode(env_id: str) -> None:
     game = solved_game(env_id)
 
-    async def scenario() -> None:
-        async with caller_of(env_id, f"/{env_id}") as call:
-            first, read, reward = await drive(call, CLIENTS[env_id], game, env_id)
-        dialect = door(env_id).dialect
-        assert first == game.first
-        assert read == [dialect.write_observation(step.observation) for step in game.answers]
-        assert reward >= dialect.solved_at
-
-    asyncio.run(scenario())
+    async with caller_of(env_id, f"/{env_id}") as call:
+        first, read, reward = await drive(call, CLIENTS[env_id], game, env_id)
+    dialect = door(env_id).dialect
+    assert first == game.first
+    assert read == [dialect.write_observation(step.observation) for step in game.answers]
+    assert reward >= dialect.solved_at
 
 
 @pytest.mark.parametrize("env_id", WITHOUT_JAVA)
-def test_the_first_observation_leaves_the_rules_to_the_client(env_id: str) -> None:
-    async def scenario() -> None:
-        environment = registry.make(env_id, door(env_id).options)
-        task = registry.tasks(env_id, door(env_id).options)[0].task_id
-        text = (await environment.reset(task)).text
-        await environment.close()
-        assert not any(
-            rule in text
-            for rule in ("Reply with", "Each turn", "Commands:", "Your response should")
-        )
-
-    asyncio.run(scenario())
+async def test_the_first_observation_leaves_the_rules_to_the_client(env_id: str) -> None:
+    environment = registry.make(env_id, door(env_id).options)
+    task = registry.tasks(env_id, door(env_id).options)[0].task_id
+    text = (await environment.reset(task)).text
+    await environment.close()
+    assert not any(
+        rule in text for rule in ("Reply with", "Each turn", "Commands:", "Your response should")
+    )
 
 
 def told_by(env_id: str, number: int, **options: Any) -> Any:
@@ -158,15 +151,12 @@ def test_textcrafts_numbers_are_sorted_by_depth() -> None:
     assert sorted(depths) == list(range(544))
 
 
-def test_a_reset_without_a_task_is_refused_and_begins_no_first_task() -> None:
-    async def scenario() -> None:
-        async with caller_of("household", "/household") as call:
-            _, created = await call("create")
-            status, refused = await call("reset", {"id": created["id"], "data_idx": 3})
-            assert (status, refused["code"]) == (400, "bad_request")
-            assert "no game: it is the number of the task" in refused["error"]
-
-    asyncio.run(scenario())
+async def test_a_reset_without_a_task_is_refused_and_begins_no_first_task() -> None:
+    async with caller_of("household", "/household") as call:
+        _, created = await call("create")
+        status, refused = await call("reset", {"id": created["id"], "data_idx": 3})
+        assert (status, refused["code"]) == (400, "bad_request")
+        assert "no game: it is the number of the task" in refused["error"]
 
 
 def test_wordles_client_is_told_the_words(tmp_path: Path) -> None:
@@ -183,43 +173,33 @@ def test_wordles_client_is_told_the_words(tmp_path: Path) -> None:
     assert len(asyncio.run(scenario({}))) == 980
 
 
-def test_detail_and_available_actions_are_answered() -> None:
-    async def scenario() -> None:
-        async with caller_of("household", "/household") as call:
-            _, created = await call("create")
-            episode = created["id"]
-            _, begun = await call("reset", {"id": episode, "game": 3, "world_type": "Text"})
-            detail = (await call.read(f"detail?id={episode}"))[1]
-            assert (detail["observation"], detail["done"], detail["deleted"]) == (
-                begun["observation"],
-                False,
-                False,
-            )
-            assert (await call.read(f"available_actions?id={episode}"))[1] == begun[
-                "available_actions"
-            ]
-            place = begun["available_actions"][0]
-            assert place.startswith("go to ")
-            _, stepped = await call("step", {"id": episode, "action": place})
-            assert "AVAILABLE" not in stepped["observation"]
-            assert (await call.read(f"detail?id={episode}"))[1]["observation"] == stepped[
-                "observation"
-            ]
-
-    asyncio.run(scenario())
+async def test_detail_and_available_actions_are_answered() -> None:
+    async with caller_of("household", "/household") as call:
+        _, created = await call("create")
+        episode = created["id"]
+        _, begun = await call("reset", {"id": episode, "game": 3, "world_type": "Text"})
+        detail = (await call.read(f"detail?id={episode}"))[1]
+        assert (detail["observation"], detail["done"], detail["deleted"]) == (
+            begun["observation"],
+            False,
+            False,
+        )
+        assert (await call.read(f"available_actions?id={episode}"))[1] == begun["available_actions"]
+        place = begun["available_actions"][0]
+        assert place.startswith("go to ")
+        _, stepped = await call("step", {"id": episode, "action": place})
+        assert "AVAILABLE" not in stepped["observation"]
+        assert (await call.read(f"detail?id={episode}"))[1]["observation"] == stepped["observation"]
 
 
-def test_every_available_action_of_the_household_does_something() -> None:
-    async def scenario() -> None:
-        environment = registry.make("household", door("household").options)
-        observation = (await environment.reset("household-0003")).text
-        for index in range(60):
-            actions = observation.rpartition("AVAILABLE ACTIONS: ")[2].split(",")
-            reply = f"Action: {actions[index % len(actions)]}"
-            observation = (await answer(environment, door("household").dialect, reply)).observation
-            assert not observation.startswith("Nothing happens")
-
-    asyncio.run(scenario())
+async def test_every_available_action_of_the_household_does_something() -> None:
+    environment = registry.make("household", door("household").options)
+    observation = (await environment.reset("household-0003")).text
+    for index in range(60):
+        actions = observation.rpartition("AVAILABLE ACTIONS: ")[2].split(",")
+        reply = f"Action: {actions[index % len(actions)]}"
+        observation = (await answer(environment, door("household").dialect, reply)).observation
+        assert not observation.startswith("Nothing happens")
 
 
 def test_a_full_server_closes_what_a_client_that_never_closes_has_left(
@@ -247,19 +227,13 @@ def test_a_full_server_closes_what_a_client_that_never_closes_has_left(
     asyncio.run(scenario())
 
 
-def test_a_check_leaves_nothing_on_a_server_and_finds_nothing_wrong_with_it() -> None:
-    async def scenario() -> None:
-        async with caller_of("textcraft", "/textcraft") as call:
-            options = {"url": call.base, "instructions": ""}
-            report = await check("agentgym-textcraft", options)
-            assert [
-                found
-                for found in report.checks
-                if not found.passed and "has no expert" not in found.detail
-            ] == []
-            assert (
-                'horizonrl_served_episodes{env="textcraft"} 0.0'
-                in (await call.get("../metrics"))[1]
-            )
-
-    asyncio.run(scenario())
+async def test_a_check_leaves_nothing_on_a_server_and_finds_nothing_wrong_with_it() -> None:
+    async with caller_of("textcraft", "/textcraft") as call:
+        options = {"url": call.base, "instructions": ""}
+        report = await check("agentgym-textcraft", options)
+        assert [
+            found
+            for found in report.checks
+            if not found.passed and "has no expert" not in found.detail
+        ] == []
+        assert 'horizonrl_served_episodes{env="textcraft"} 0.0' in (await call.get("../metrics"))[1]

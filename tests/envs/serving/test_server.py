@@ -228,22 +228,19 @@ def test_health_metrics_and_tasks_are_answered() -> None:
     run(scenario)
 
 
-def test_a_worker_that_dies_breaks_its_episodes_alone_and_is_replaced() -> None:
-    async def scenario() -> None:
-        async with server_of({"parity": {}}, workers=2) as url, ClientSession() as http:
-            call = Caller(http, f"{url}/parity/served")
-            ids = [await call.begin() for _ in range(4)]
-            first, second = workers_of(os.getpid())
-            os.kill(first, signal.SIGKILL)
-            answers = [await call("step", {"id": episode, "text": "ab"}) for episode in ids]
-            assert sorted(status for status, _ in answers) == [200, 200, 500, 500]
-            for episode in ids:
-                await call("reset", {"id": episode})
-                assert (await call("step", {"id": episode, "text": "ab"}))[1]["reward"] == 0.5
-            assert second in workers_of(os.getpid())
-        assert workers_of(os.getpid()) == []
-
-    asyncio.run(scenario())
+async def test_a_worker_that_dies_breaks_its_episodes_alone_and_is_replaced() -> None:
+    async with server_of({"parity": {}}, workers=2) as url, ClientSession() as http:
+        call = Caller(http, f"{url}/parity/served")
+        ids = [await call.begin() for _ in range(4)]
+        first, second = workers_of(os.getpid())
+        os.kill(first, signal.SIGKILL)
+        answers = [await call("step", {"id": episode, "text": "ab"}) for episode in ids]
+        assert sorted(status for status, _ in answers) == [200, 200, 500, 500]
+        for episode in ids:
+            await call("reset", {"id": episode})
+            assert (await call("step", {"id": episode, "text": "ab"}))[1]["reward"] == 0.5
+        assert second in workers_of(os.getpid())
+    assert workers_of(os.getpid()) == []
 
 
 def workers_of(parent: int) -> list[int]:
@@ -256,38 +253,35 @@ def workers_of(parent: int) -> list[int]:
     ]
 
 
-def test_openenvs_websocket_plays_an_episode() -> None:
-    async def scenario() -> None:
-        async with (
-            server_of({"world": {}}) as url,
-            ClientSession() as http,
-            http.ws_connect(f"{url}/world/ws") as channel,
-        ):
+async def test_openenvs_websocket_plays_an_episode() -> None:
+    async with (
+        server_of({"world": {}}) as url,
+        ClientSession() as http,
+        http.ws_connect(f"{url}/world/ws") as channel,
+    ):
 
-            async def say(kind: str, **data: Any) -> Any:
-                await channel.send_json({"type": kind, "data": data})
-                return await channel.receive_json(timeout=5)
+        async def say(kind: str, **data: Any) -> Any:
+            await channel.send_json({"type": kind, "data": data})
+            return await channel.receive_json(timeout=5)
 
-            assert (await say("step", action="x"))["data"]["code"] == "no_episode"
-            assert await say("reset", seed=3) == {
-                "type": "observation",
-                "data": {
-                    "observation": {"text": "Say task d.\nNow."},
-                    "reward": None,
-                    "done": False,
-                },
-            }
-            assert (await say("dance"))["data"]["code"] == "bad_request"
-            assert (await say("step", action="task d"))["data"] == {
-                "observation": {"text": "step 1"}, "reward": 1.0, "done": True,
-            }  # fmt: skip
-            assert "episode_id" in (await say("state"))["data"]
-            await channel.send_str("[]")
-            assert (await channel.receive_json(timeout=5))["type"] == "error"
-            await channel.send_json({"type": "close"})
-            assert (await channel.receive(timeout=5)).data == 1000
-
-    asyncio.run(scenario())
+        assert (await say("step", action="x"))["data"]["code"] == "no_episode"
+        assert await say("reset", seed=3) == {
+            "type": "observation",
+            "data": {
+                "observation": {"text": "Say task d.\nNow."},
+                "reward": None,
+                "done": False,
+            },
+        }
+        assert (await say("dance"))["data"]["code"] == "bad_request"
+        assert (await say("step", action="task d"))["data"] == {
+            "observation": {"text": "step 1"}, "reward": 1.0, "done": True,
+        }  # fmt: skip
+        assert "episode_id" in (await say("state"))["data"]
+        await channel.send_str("[]")
+        assert (await channel.receive_json(timeout=5))["type"] == "error"
+        await channel.send_json({"type": "close"})
+        assert (await channel.receive(timeout=5)).data == 1000
 
 
 def test_options_that_the_environment_cannot_take_are_refused_before_anybody_calls() -> None:

@@ -80,41 +80,32 @@ def test_the_same_episode_has_the_same_delays_and_another_one_has_others(delays:
     ]
 
 
-def test_an_instance_that_is_reset_forgets_the_episode_before(delays: Delays) -> None:
-    async def scenario() -> None:
-        environment = make(sigma=1.0)
-        for _ in range(2):
-            await play(environment, "round-05", ["a", "b"])
-
-    asyncio.run(scenario())
+async def test_an_instance_that_is_reset_forgets_the_episode_before(delays: Delays) -> None:
+    environment = make(sigma=1.0)
+    for _ in range(2):
+        await play(environment, "round-05", ["a", "b"])
     assert delays[:2] == delays[2:]
 
 
-def test_delays_are_log_normal_about_the_median(delays: Delays) -> None:
-    async def scenario() -> None:
-        environment = make(seconds=0.6, sigma=1.0)
-        for number in range(500):
-            await play(environment, f"round-{number % 64:02d}", [str(number), "x", "y", "z"])
-
-    asyncio.run(scenario())
+async def test_delays_are_log_normal_about_the_median(delays: Delays) -> None:
+    environment = make(seconds=0.6, sigma=1.0)
+    for number in range(500):
+        await play(environment, f"round-{number % 64:02d}", [str(number), "x", "y", "z"])
     assert statistics.median(delays) == pytest.approx(0.6, rel=0.1)
     assert statistics.mean(delays) == pytest.approx(0.6 * 1.6487, rel=0.1)
 
 
-def test_it_has_an_expert_and_states_if_the_other_environment_has_them() -> None:
-    async def scenario() -> None:
-        for env in ("textcraft", "reasoning-gym"):
-            options = {"env": env, "seconds": 0.0}
-            environment, other = registry.make("delayed", options), registry.make(env)
-            task_id = registry.tasks(env)[0].task_id
-            await environment.reset(task_id)
-            await other.reset(task_id)
-            assert state_digest(environment) == state_digest(other)
-            assert isinstance(environment, NamesState) is isinstance(other, NamesState)
-            assert registry.names_state("delayed", options) is registry.names_state(env)
-            assert registry.has_expert("delayed", options) is registry.has_expert(env)
-
-    asyncio.run(scenario())
+async def test_it_has_an_expert_and_states_if_the_other_environment_has_them() -> None:
+    for env in ("textcraft", "reasoning-gym"):
+        options = {"env": env, "seconds": 0.0}
+        environment, other = registry.make("delayed", options), registry.make(env)
+        task_id = registry.tasks(env)[0].task_id
+        await environment.reset(task_id)
+        await other.reset(task_id)
+        assert state_digest(environment) == state_digest(other)
+        assert isinstance(environment, NamesState) is isinstance(other, NamesState)
+        assert registry.names_state("delayed", options) is registry.names_state(env)
+        assert registry.has_expert("delayed", options) is registry.has_expert(env)
 
 
 def test_the_expert_of_one_without_an_expert_is_a_failure() -> None:
@@ -125,16 +116,13 @@ def test_the_expert_of_one_without_an_expert_is_a_failure() -> None:
         make_expert(make())
 
 
-def test_calls_of_tools_are_delayed_too(delays: Delays) -> None:
-    async def scenario() -> None:
-        environment = make("textcraft", options={"format": "native"}, seconds=0.3)
-        await environment.reset(registry.tasks("textcraft")[0].task_id)
-        user = tool_user(environment)
-        assert user is not None
-        assert user.tools()
-        await user.call(ToolCall("inventory", "{}"))
-
-    asyncio.run(scenario())
+async def test_calls_of_tools_are_delayed_too(delays: Delays) -> None:
+    environment = make("textcraft", options={"format": "native"}, seconds=0.3)
+    await environment.reset(registry.tasks("textcraft")[0].task_id)
+    user = tool_user(environment)
+    assert user is not None
+    assert user.tools()
+    await user.call(ToolCall("inventory", "{}"))
     assert delays == [0.3]
     assert tool_user(make("textcraft", options=PLAIN)) is None
 

@@ -92,132 +92,102 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-def test_imitation_issues_what_the_phase_needs_and_no_more() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer()) as (transport, _):
-            assert await issued_after(transport, Progress(), Kind.DEMO) == 4
-            demos = await tickets(transport, 4)
-            assert {(ticket.kind, ticket.group_size, ticket.horizon_turns) for ticket in demos} == {
-                (Kind.DEMO, 1, 6)
-            }
-
-    run(scenario)
+async def test_imitation_issues_what_the_phase_needs_and_no_more() -> None:
+    async with controller_on(MemoryServer()) as (transport, _):
+        assert await issued_after(transport, Progress(), Kind.DEMO) == 4
+        demos = await tickets(transport, 4)
+        assert {(ticket.kind, ticket.group_size, ticket.horizon_turns) for ticket in demos} == {
+            (Kind.DEMO, 1, 6)
+        }
 
 
-def test_credit_bounds_what_is_outstanding() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer()) as (transport, _):
-            assert await issued_after(transport, rl(0, 0), Kind.TRAIN) == 4  # (1 + 1) × 2
-            assert await issued_after(transport, rl(1, 3), Kind.TRAIN) == 7
-
-    run(scenario)
+async def test_credit_bounds_what_is_outstanding() -> None:
+    async with controller_on(MemoryServer()) as (transport, _):
+        assert await issued_after(transport, rl(0, 0), Kind.TRAIN) == 4  # (1 + 1) × 2
+        assert await issued_after(transport, rl(1, 3), Kind.TRAIN) == 7
 
 
-def test_a_controller_that_starts_in_a_long_run_answers_at_once() -> None:
-    async def scenario() -> None:
-        server, settled = MemoryServer(), 15_000_000
-        await TicketQueue(MemoryTransport(server, "run")).issue(make_ticket(settled - 1))
-        async with controller_on(server) as (transport, _):
-            assert await issued_after(transport, rl(1, settled), Kind.TRAIN) == settled + 4
-
-    run(scenario)
+async def test_a_controller_that_starts_in_a_long_run_answers_at_once() -> None:
+    server, settled = MemoryServer(), 15_000_000
+    await TicketQueue(MemoryTransport(server, "run")).issue(make_ticket(settled - 1))
+    async with controller_on(server) as (transport, _):
+        assert await issued_after(transport, rl(1, settled), Kind.TRAIN) == settled + 4
 
 
-def test_a_lost_ticket_is_issued_again_as_it_was_whatever_is_drawn_now() -> None:
-    async def scenario() -> None:
-        server = MemoryServer(ack_wait_s=0.05)
-        queue = TicketQueue(MemoryTransport(server, "run"))
-        drawn_before = make_ticket(0)
-        await queue.issue(drawn_before)
-        async with controller_on(server) as (transport, controller):
-            await StateStore(transport).put(Key.PROGRESS, rl(0, 0))
-            made = []
-            async with asyncio.timeout(5):
-                while made.count(drawn_before) < 2:
-                    if (held := await queue.lease(1.0)) is not None:
-                        await held.acknowledge()  # without a group: the broker has lost it
-                        made.append(held.ticket)
-            assert controller.metrics.value("tickets_reissued_total", kind="train") >= 1
-
-    run(scenario)
+async def test_a_lost_ticket_is_issued_again_as_it_was_whatever_is_drawn_now() -> None:
+    server = MemoryServer(ack_wait_s=0.05)
+    queue = TicketQueue(MemoryTransport(server, "run"))
+    drawn_before = make_ticket(0)
+    await queue.issue(drawn_before)
+    async with controller_on(server) as (transport, controller):
+        await StateStore(transport).put(Key.PROGRESS, rl(0, 0))
+        made = []
+        async with asyncio.timeout(5):
+            while made.count(drawn_before) < 2:
+                if (held := await queue.lease(1.0)) is not None:
+                    await held.acknowledge()  # without a group: the broker has lost it
+                    made.append(held.ticket)
+        assert controller.metrics.value("tickets_reissued_total", kind="train") >= 1
 
 
-def test_at_the_end_of_the_run_nothing_is_issued_that_no_step_needs() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer()) as (transport, _):
-            # One step of two groups is left.
-            assert await issued_after(transport, rl(5, 10), Kind.TRAIN) == 12
-
-    run(scenario)
+async def test_at_the_end_of_the_run_nothing_is_issued_that_no_step_needs() -> None:
+    async with controller_on(MemoryServer()) as (transport, _):
+        # One step of two groups is left.
+        assert await issued_after(transport, rl(5, 10), Kind.TRAIN) == 12
 
 
-def test_the_ticket_carries_the_horizon_of_the_step_at_which_it_was_issued() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer()) as (transport, _):
-            await issued_after(transport, rl(2, 0), Kind.TRAIN)
-            made = await tickets(transport, 4)
-            await issued_after(transport, rl(3, 2), Kind.TRAIN)
-            made += await tickets(transport, 2)
-            assert [ticket.horizon_turns for ticket in made] == [4] * 4 + [6] * 2
-            assert [ticket.issued_at_version.version for ticket in made] == [4] * 4 + [5] * 2
-
-    run(scenario)
+async def test_the_ticket_carries_the_horizon_of_the_step_at_which_it_was_issued() -> None:
+    async with controller_on(MemoryServer()) as (transport, _):
+        await issued_after(transport, rl(2, 0), Kind.TRAIN)
+        made = await tickets(transport, 4)
+        await issued_after(transport, rl(3, 2), Kind.TRAIN)
+        made += await tickets(transport, 2)
+        assert [ticket.horizon_turns for ticket in made] == [4] * 4 + [6] * 2
+        assert [ticket.issued_at_version.version for ticket in made] == [4] * 4 + [5] * 2
 
 
-def test_a_controller_that_died_goes_on_with_the_next_number_task_and_stage() -> None:
-    async def scenario() -> None:
-        server = MemoryServer()
-        made: list[Ticket] = []
+async def test_a_controller_that_died_goes_on_with_the_next_number_task_and_stage() -> None:
+    server = MemoryServer()
+    made: list[Ticket] = []
+    for step in range(5):
+        async with controller_on(server) as (transport, _):  # a new one for every step
+            await issued_after(transport, rl(step, step * 2), Kind.TRAIN)
+            made += await tickets(transport, 2 if step else 4)
+    undisturbed: list[Ticket] = []
+    async with controller_on(MemoryServer()) as (transport, _):
         for step in range(5):
-            async with controller_on(server) as (transport, _):  # a new one for every step
-                await issued_after(transport, rl(step, step * 2), Kind.TRAIN)
-                made += await tickets(transport, 2 if step else 4)
-        undisturbed: list[Ticket] = []
-        async with controller_on(MemoryServer()) as (transport, _):
-            for step in range(5):
-                await issued_after(transport, rl(step, step * 2), Kind.TRAIN)
-                undisturbed += await tickets(transport, 2 if step else 4)
-        assert made == undisturbed
-        assert [ticket.number for ticket in made] == list(range(12))
-
-    run(scenario)
+            await issued_after(transport, rl(step, step * 2), Kind.TRAIN)
+            undisturbed += await tickets(transport, 2 if step else 4)
+    assert made == undisturbed
+    assert [ticket.number for ticket in made] == list(range(12))
 
 
-def test_more_settled_than_issued_is_an_error_that_is_counted() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer()) as (transport, controller):
-            await issued_after(transport, rl(0, 0), Kind.TRAIN)
-            await issued_after(transport, rl(5, 9), Kind.TRAIN)
-            assert controller.metrics.value("conservation_violations") == 9 - 4
-
-    run(scenario)
+async def test_more_settled_than_issued_is_an_error_that_is_counted() -> None:
+    async with controller_on(MemoryServer()) as (transport, controller):
+        await issued_after(transport, rl(0, 0), Kind.TRAIN)
+        await issued_after(transport, rl(5, 9), Kind.TRAIN)
+        assert controller.metrics.value("conservation_violations") == 9 - 4
 
 
-def test_a_ticket_that_has_ended_is_not_issued_again_though_the_stream_has_lost_it() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer()) as (transport, _):
-            await issued_after(transport, rl(0, 0), Kind.TRAIN)
-            await issued_after(transport, rl(5, 9), Kind.TRAIN)
-            assert [ticket.number for ticket in await tickets(transport, 2)] == [9, 10]
-
-    run(scenario)
+async def test_a_ticket_that_has_ended_is_not_issued_again_though_the_stream_has_lost_it() -> None:
+    async with controller_on(MemoryServer()) as (transport, _):
+        await issued_after(transport, rl(0, 0), Kind.TRAIN)
+        await issued_after(transport, rl(5, 9), Kind.TRAIN)
+        assert [ticket.number for ticket in await tickets(transport, 2)] == [9, 10]
 
 
-def test_queue_and_log_are_measured_while_nobody_makes_progress() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer(ack_wait_s=0.1)) as (transport, controller):
-            await issued_after(transport, rl(0, 0), Kind.TRAIN)
-            assert controller.metrics.value("groups_waiting") == 0
-            (lease,) = [await TicketQueue(transport).lease(1.0)]
-            assert lease is not None
-            async with asyncio.timeout(5), lease.held():
-                await GroupLog(transport).publish(make_group())
-                while not controller.metrics.value("groups_waiting"):
-                    await asyncio.sleep(0.02)
-                assert controller.metrics.value("tickets_waiting") == 3
-                assert controller.metrics.value("tickets_leased") == 1
-
-    run(scenario)
+async def test_queue_and_log_are_measured_while_nobody_makes_progress() -> None:
+    async with controller_on(MemoryServer(ack_wait_s=0.1)) as (transport, controller):
+        await issued_after(transport, rl(0, 0), Kind.TRAIN)
+        assert controller.metrics.value("groups_waiting") == 0
+        (lease,) = [await TicketQueue(transport).lease(1.0)]
+        assert lease is not None
+        async with asyncio.timeout(5), lease.held():
+            await GroupLog(transport).publish(make_group())
+            while not controller.metrics.value("groups_waiting"):
+                await asyncio.sleep(0.02)
+            assert controller.metrics.value("tickets_waiting") == 3
+            assert controller.metrics.value("tickets_leased") == 1
 
 
 GROWTH = HorizonGrowth(
@@ -225,56 +195,46 @@ GROWTH = HorizonGrowth(
 )
 
 
-def test_an_adaptive_horizon_is_the_one_that_the_learner_has_decided_on() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer(), ADAPTIVE) as (transport, _):
-            await issued_after(transport, rl(4, 0), Kind.TRAIN)  # however many steps there were
-            await issued_after(transport, rl(4, 2, [GROWTH]), Kind.TRAIN)
-            made = await tickets(transport, 6)
-            assert [ticket.horizon_turns for ticket in made] == [4] * 4 + [6] * 2
-
-    run(scenario)
+async def test_an_adaptive_horizon_is_the_one_that_the_learner_has_decided_on() -> None:
+    async with controller_on(MemoryServer(), ADAPTIVE) as (transport, _):
+        await issued_after(transport, rl(4, 0), Kind.TRAIN)  # however many steps there were
+        await issued_after(transport, rl(4, 2, [GROWTH]), Kind.TRAIN)
+        made = await tickets(transport, 6)
+        assert [ticket.horizon_turns for ticket in made] == [4] * 4 + [6] * 2
 
 
-def test_a_round_is_issued_before_what_is_trained_with_the_longest_horizon_and_its_own_sampling() -> (
+async def test_a_round_is_issued_before_what_is_trained_with_the_longest_horizon_and_its_own_sampling() -> (
     None
 ):
-    async def scenario() -> None:
-        async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
-            await issued_after(transport, Progress(), Kind.DEMO)
-            made = await tickets(transport, 4)
-            assert [ticket.kind for ticket in made] == [Kind.EVAL] * 3 + [Kind.DEMO]
-            assert [ticket.task for ticket in made[:3]] == [planned.task for planned in EVAL_TASKS]
-            assert {(ticket.group_size, ticket.horizon_turns) for ticket in made[:3]} == {(2, 6)}
-            assert {ticket.sampling.temperature for ticket in made[:3]} == {0.5}
-            assert made[3].sampling.temperature == 1.0
-
-    run(scenario)
+    async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
+        await issued_after(transport, Progress(), Kind.DEMO)
+        made = await tickets(transport, 4)
+        assert [ticket.kind for ticket in made] == [Kind.EVAL] * 3 + [Kind.DEMO]
+        assert [ticket.task for ticket in made[:3]] == [planned.task for planned in EVAL_TASKS]
+        assert {(ticket.group_size, ticket.horizon_turns) for ticket in made[:3]} == {(2, 6)}
+        assert {ticket.sampling.temperature for ticket in made[:3]} == {0.5}
+        assert made[3].sampling.temperature == 1.0
 
 
-def test_evaluations_may_have_a_horizon_of_their_own_so_that_schedules_compare() -> None:
-    async def scenario() -> None:
-        config = EVALUATING.model_copy(
-            update={"eval": EVALUATING.eval.model_copy(update={"horizon": 9})}
-        )
-        async with controller_on(MemoryServer(), config) as (transport, _):
-            await issued_after(transport, Progress(), Kind.DEMO)
-            assert [ticket.horizon_turns for ticket in await tickets(transport, 4)] == [9, 9, 9, 6]
-
-    run(scenario)
+async def test_evaluations_may_have_a_horizon_of_their_own_so_that_schedules_compare() -> None:
+    config = EVALUATING.model_copy(
+        update={"eval": EVALUATING.eval.model_copy(update={"horizon": 9})}
+    )
+    async with controller_on(MemoryServer(), config) as (transport, _):
+        await issued_after(transport, Progress(), Kind.DEMO)
+        assert [ticket.horizon_turns for ticket in await tickets(transport, 4)] == [9, 9, 9, 6]
 
 
-def test_an_adaptive_horizon_stays_when_learner_and_controller_go_back_behind_its_growth() -> None:
-    async def scenario() -> None:
-        server = MemoryServer()
-        async with controller_on(server, ADAPTIVE) as (transport, _):
-            await issued_after(transport, rl(3, 0, [GROWTH]), Kind.TRAIN)
-        async with controller_on(server, ADAPTIVE) as (transport, controller):
-            await issued_after(transport, rl(2, 2), Kind.TRAIN)
-            assert {ticket.horizon_turns for ticket in await tickets(transport, 4)} == {6}
-            assert controller.metrics.value("horizon_turns", env="textcraft") == 6
-
-    run(scenario)
+async def test_an_adaptive_horizon_stays_when_learner_and_controller_go_back_behind_its_growth() -> (
+    None
+):
+    server = MemoryServer()
+    async with controller_on(server, ADAPTIVE) as (transport, _):
+        await issued_after(transport, rl(3, 0, [GROWTH]), Kind.TRAIN)
+    async with controller_on(server, ADAPTIVE) as (transport, controller):
+        await issued_after(transport, rl(2, 2), Kind.TRAIN)
+        assert {ticket.horizon_turns for ticket in await tickets(transport, 4)} == {6}
+        assert controller.metrics.value("horizon_turns", env="textcraft") == 6
 
 
 def test_no_later_ticket_has_fewer_turns_wherever_the_controller_dies() -> None:
@@ -304,52 +264,45 @@ def test_no_later_ticket_has_fewer_turns_wherever_the_controller_dies() -> None:
     run(scenario)
 
 
-def test_rounds_are_due_by_the_step_and_stand_outside_the_credit() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
-            counts = [
-                await issued_after(transport, rl(step, 2 * step), Kind.EVAL)
-                for step in (0, 1, 2, 3, 5, 6)
-            ]
-            # At step 2, where the first is late, at 5 and at 8.
-            assert counts == [6, 6, 6, 9, 9, 12]
-            assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 12
-
-    run(scenario)
+async def test_rounds_are_due_by_the_step_and_stand_outside_the_credit() -> None:
+    async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
+        counts = [
+            await issued_after(transport, rl(step, 2 * step), Kind.EVAL)
+            for step in (0, 1, 2, 3, 5, 6)
+        ]
+        # At step 2, where the first is late, at 5 and at 8.
+        assert counts == [6, 6, 6, 9, 9, 12]
+        assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 12
 
 
-def test_a_round_that_a_fast_learner_has_passed_is_issued_late_with_the_version_at_hand() -> None:
-    async def scenario() -> None:
-        async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
-            await issued_after(transport, Progress(), Kind.EVAL)
-            assert await issued_after(transport, rl(4, 0), Kind.EVAL) == 9
-            made = [ticket for ticket in await tickets(transport, 17) if ticket.kind is Kind.EVAL]
-            assert [ticket.issued_at_version.version for ticket in made] == [0] * 3 + [6] * 6
-            assert [ticket.number for ticket in made] == list(range(9))
+async def test_a_round_that_a_fast_learner_has_passed_is_issued_late_with_the_version_at_hand() -> (
+    None
+):
+    async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
+        await issued_after(transport, Progress(), Kind.EVAL)
+        assert await issued_after(transport, rl(4, 0), Kind.EVAL) == 9
+        made = [ticket for ticket in await tickets(transport, 17) if ticket.kind is Kind.EVAL]
+        assert [ticket.issued_at_version.version for ticket in made] == [0] * 3 + [6] * 6
+        assert [ticket.number for ticket in made] == list(range(9))
 
-    run(scenario)
 
-
-def test_a_controller_that_died_within_a_round_completes_it_and_begins_no_other() -> None:
-    async def scenario() -> None:
-        server = MemoryServer()
-        queue = TicketQueue(MemoryTransport(server, "run"))
-        async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
-            await issued_after(transport, Progress(), Kind.EVAL)
-            made = await tickets(transport, 3)
-        for ticket in made[:2]:
-            await queue.issue(ticket)
-        for _ in range(2):
-            async with controller_on(server, EVALUATING) as (transport, _):
-                assert await issued_after(transport, Progress(), Kind.EVAL) == 3
-        again = await tickets(MemoryTransport(server, "run"), 3)
-        assert [ticket.task for ticket in again] == [planned.task for planned in EVAL_TASKS]
-
-    run(scenario)
+async def test_a_controller_that_died_within_a_round_completes_it_and_begins_no_other() -> None:
+    server = MemoryServer()
+    queue = TicketQueue(MemoryTransport(server, "run"))
+    async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
+        await issued_after(transport, Progress(), Kind.EVAL)
+        made = await tickets(transport, 3)
+    for ticket in made[:2]:
+        await queue.issue(ticket)
+    for _ in range(2):
+        async with controller_on(server, EVALUATING) as (transport, _):
+            assert await issued_after(transport, Progress(), Kind.EVAL) == 3
+    again = await tickets(MemoryTransport(server, "run"), 3)
+    assert [ticket.task for ticket in again] == [planned.task for planned in EVAL_TASKS]
 
 
 @pytest.mark.parametrize("kind", ["uniform", "adaptive"])
-def test_yields_of_the_recipe_before_a_change_of_it_are_passed_over(kind: str) -> None:
+async def test_yields_of_the_recipe_before_a_change_of_it_are_passed_over(kind: str) -> None:
     envs = '--envs=[{"id":"textcraft"},{"id":"wordle","kinds":["eval"]}]'
     config = RunConfig.load([], [*SETTINGS, f"--curriculum.kind={kind}", envs])
     names = ("common", "common", "common", "common", "rare")
@@ -366,20 +319,13 @@ def test_yields_of_the_recipe_before_a_change_of_it_are_passed_over(kind: str) -
     yields += (CategoryYield(env_id="textcraft", category="common", varied=0.0, seen=10.0),)
     progress = rl(0, 0).model_copy(update={"yields": yields})
 
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        task = asyncio.create_task(
-            (controller := build_controller(config, transport, sources)).run()
-        )
-        assert await issued_after(transport, progress, Kind.TRAIN) == 4
-        assert not task.done()
-        task.cancel()
-        await asyncio.wait([task])
-        drawn = [
-            controller._ticket(Kind.TRAIN, number, progress).task.task_id for number in range(5)
-        ]
-        assert (sorted(drawn) == sorted(sources[0].task_ids)) == (kind == "uniform")
-        share = controller.metrics.value("curriculum_share", env="textcraft", category="rare")
-        assert (share > 0.5) == (kind == "adaptive")
-
-    run(scenario)
+    transport = MemoryTransport(MemoryServer(), "run")
+    task = asyncio.create_task((controller := build_controller(config, transport, sources)).run())
+    assert await issued_after(transport, progress, Kind.TRAIN) == 4
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+    drawn = [controller._ticket(Kind.TRAIN, number, progress).task.task_id for number in range(5)]
+    assert (sorted(drawn) == sorted(sources[0].task_ids)) == (kind == "uniform")
+    share = controller.metrics.value("curriculum_share", env="textcraft", category="rare")
+    assert (share > 0.5) == (kind == "adaptive")

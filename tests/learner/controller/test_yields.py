@@ -363,43 +363,32 @@ def test_a_category_of_a_longer_name_than_a_progress_record_holds_is_refused() -
 
 
 @pytest.mark.parametrize("deaths", [{}, {"learner": [9, 22, 41]}, {"controller": [8, 17, 30]}])
-def test_a_run_loses_and_doubles_nothing_whoever_dies(
+async def test_a_run_loses_and_doubles_nothing_whoever_dies(
     deaths: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world, "SOURCES", [SOURCE])
     monkeypatch.setattr("horizonrl.learner.main.sources_of", lambda _: [SOURCE])
     run = World(tmp_path, deaths=deaths, overrides=("--curriculum.kind=adaptive",))
 
-    async def scenario() -> None:
-        await run.run()
-        await run.check()
-        # The learner of the last life has the yields of the whole log, whatever its lives before had read.
-        yields, log = (
-            Yields([SOURCE]),
-            await GroupLog(MemoryTransport(run.server, "run")).read(after=0),
-        )
-        records: dict[str, Group] = {}
-        while (entry := await log.next(0.0)) is not None:
-            if isinstance(entry.record, Group):
-                records.setdefault(entry.record.ticket.ticket_id, entry.record)
-        steps = run.ledger()
-        consumed = [
-            ticket
-            for line in steps
-            for _, ticket, *_ in sorted([*line["trained"], *line["dropped"]])
-        ]
-        yields.observe(
-            [records[ticket] for ticket in consumed if ticket in records], run.rules.differs
-        )
-        progress = await world.StateStore(MemoryTransport(run.server, "run")).get(
-            world.Key.PROGRESS
-        )
-        assert isinstance(progress, world.Progress)
-        assert (progress.yields, progress.repeats) == (yields.all(), yields.repeats())
-        explained = Curriculum(run.config.run.seed, [SOURCE]).explained(
-            yields.all(), yields.repeats()
-        )
-        last = read_lines(run.config.run_dir / "metrics.jsonl")[-1]["curriculum"]
-        assert last == [asdict(each) for each in sorted(explained, key=lambda each: -each.share)]
-
-    asyncio.run(scenario())
+    await run.run()
+    await run.check()
+    # The learner of the last life has the yields of the whole log, whatever its lives before had read.
+    yields, log = (
+        Yields([SOURCE]),
+        await GroupLog(MemoryTransport(run.server, "run")).read(after=0),
+    )
+    records: dict[str, Group] = {}
+    while (entry := await log.next(0.0)) is not None:
+        if isinstance(entry.record, Group):
+            records.setdefault(entry.record.ticket.ticket_id, entry.record)
+    steps = run.ledger()
+    consumed = [
+        ticket for line in steps for _, ticket, *_ in sorted([*line["trained"], *line["dropped"]])
+    ]
+    yields.observe([records[ticket] for ticket in consumed if ticket in records], run.rules.differs)
+    progress = await world.StateStore(MemoryTransport(run.server, "run")).get(world.Key.PROGRESS)
+    assert isinstance(progress, world.Progress)
+    assert (progress.yields, progress.repeats) == (yields.all(), yields.repeats())
+    explained = Curriculum(run.config.run.seed, [SOURCE]).explained(yields.all(), yields.repeats())
+    last = read_lines(run.config.run_dir / "metrics.jsonl")[-1]["curriculum"]
+    assert last == [asdict(each) for each in sorted(explained, key=lambda each: -each.share)]

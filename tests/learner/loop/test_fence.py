@@ -84,102 +84,92 @@ def test_of_two_learners_one_goes_on_and_the_other_is_not_started_again(tmp_path
     asyncio.run(scenario())
 
 
-def test_a_learner_with_an_empty_directory_leaves_the_healthy_one_alone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        healthy = World(tmp_path / "a", idle_from=4)
-        running = asyncio.create_task(healthy.run())
-        before = None
-        # It waits for groups.
-        while before is None or before.step < 4 or before != await said(healthy.server):
-            before = await said(healthy.server)
-            await asyncio.sleep(0.1)
-        stranger = World(tmp_path / "b", server=healthy.server)
-        error = await end_of(stranger)
-        assert isinstance(error, CheckpointMismatch)
-        assert f"the broker knows this run at step {before.step}, but" in str(error)
-        assert error.exit_code == 2
-        assert await said(healthy.server) == before
-        assert not (stranger.config.run_dir / "lineages.jsonl").exists()
-        healthy.idle_from = None
-        await running
-        assert [
-            line["lineage"] for line in read_lines(healthy.config.run_dir / "lineages.jsonl")
-        ] == [0]
-
-    asyncio.run(scenario())
-
-
-def test_a_learner_that_cannot_read_its_cursor_says_nothing(tmp_path: Path) -> None:
-    """It has an old copy of the directory; the log was freed since."""
-
-    async def scenario() -> None:
-        first = World(tmp_path / "a")
-        await first.run()
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
-        before = await said(first.server)
-        transport = MemoryTransport(first.server, "run")
-        await transport.purge(
-            Stream.GROUPS, below=(await transport.extent(Stream.GROUPS)).last_sequence
-        )
-        old = World(tmp_path / "b", server=first.server, overrides=("--rl.steps=9",))
-        for place in sorted((old.config.run_dir / "checkpoints").iterdir())[1:]:
-            shutil.rmtree(place)
-        error = await end_of(old)
-        assert isinstance(error, CheckpointMismatch)
-        assert "has been purged" in str(error)
-        assert await said(first.server) == before
-        assert len(read_lines(old.config.run_dir / "lineages.jsonl")) == 1
-
-    asyncio.run(scenario())
-
-
-def test_a_run_that_has_not_been_trained_yet_may_begin_again_in_an_empty_directory(
+async def test_a_learner_with_an_empty_directory_leaves_the_healthy_one_alone(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path / "a", deaths={"learner": [12]})
-        transport = MortalTransport(first.server, None)
-        await StateStore(transport).put(Key.PROGRESS, Progress(policy=PolicyVersion(lineage=2)))
-        await first.run()
-        assert [
-            line["lineage"] for line in read_lines(first.config.run_dir / "lineages.jsonl")
-        ] == [3, 4]
+    healthy = World(tmp_path / "a", idle_from=4)
+    running = asyncio.create_task(healthy.run())
+    before = None
+    # It waits for groups.
+    while before is None or before.step < 4 or before != await said(healthy.server):
+        before = await said(healthy.server)
+        await asyncio.sleep(0.1)
+    stranger = World(tmp_path / "b", server=healthy.server)
+    error = await end_of(stranger)
+    assert isinstance(error, CheckpointMismatch)
+    assert f"the broker knows this run at step {before.step}, but" in str(error)
+    assert error.exit_code == 2
+    assert await said(healthy.server) == before
+    assert not (stranger.config.run_dir / "lineages.jsonl").exists()
+    healthy.idle_from = None
+    await running
+    assert [line["lineage"] for line in read_lines(healthy.config.run_dir / "lineages.jsonl")] == [
+        0
+    ]
 
-    asyncio.run(scenario())
+
+async def test_a_learner_that_cannot_read_its_cursor_says_nothing(tmp_path: Path) -> None:
+    """It has an old copy of the directory; the log was freed since."""
+
+    first = World(tmp_path / "a")
+    await first.run()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    before = await said(first.server)
+    transport = MemoryTransport(first.server, "run")
+    await transport.purge(
+        Stream.GROUPS, below=(await transport.extent(Stream.GROUPS)).last_sequence
+    )
+    old = World(tmp_path / "b", server=first.server, overrides=("--rl.steps=9",))
+    for place in sorted((old.config.run_dir / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(place)
+    error = await end_of(old)
+    assert isinstance(error, CheckpointMismatch)
+    assert "has been purged" in str(error)
+    assert await said(first.server) == before
+    assert len(read_lines(old.config.run_dir / "lineages.jsonl")) == 1
 
 
-def test_a_replaced_learner_announces_no_weights_and_frees_no_log(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_default_executor(InlineExecutor())
-        saving = ("--learner.keep_log=false", "--learner.checkpoint_every=1")
-        world = World(tmp_path, overrides=(*OVER_THE_BROKER, "--imitation.steps=0", *saving))
-        successor = WeightsManifest(
-            policy=PolicyVersion(version=7, lineage=3), weights_bytes=1, digest="d", path="f"
-        )
+async def test_a_run_that_has_not_been_trained_yet_may_begin_again_in_an_empty_directory(
+    tmp_path: Path,
+) -> None:
+    first = World(tmp_path / "a", deaths={"learner": [12]})
+    transport = MortalTransport(first.server, None)
+    await StateStore(transport).put(Key.PROGRESS, Progress(policy=PolicyVersion(lineage=2)))
+    await first.run()
+    assert [line["lineage"] for line in read_lines(first.config.run_dir / "lineages.jsonl")] == [
+        3,
+        4,
+    ]
 
-        class Overtaken(world.make_engine):  # type: ignore[name-defined, misc]
-            def train_step(self, batch: Batch, lr: float) -> Any:
-                if batch.version == 2:
-                    for key, record in ((Key.PROGRESS, replaced_by(3)), (Key.POLICY, successor)):
-                        put = StateStore(MemoryTransport(world.server, "run")).put(key, record)
-                        with pytest.raises(StopIteration):
-                            put.send(None)
-                return super().train_step(batch, lr)
 
-        world.make_engine = Overtaken
-        streams = world.server.runs["run"].streams
-        with pytest.raises(ExceptionGroup) as replaced:
-            await world.run()
-        assert replaced.group_contains(Fenced, match="another learner speaks")
-        assert await said(world.server, Key.POLICY) == successor
-        frames = {
-            message.headers["Horizon-Policy"]
-            for message in streams[Stream.WEIGHTS].messages.values()
-        }
-        assert frames == {"v1.l0", "v2.l0"}
-        assert streams[Stream.GROUPS].first_sequence <= 3
+async def test_a_replaced_learner_announces_no_weights_and_frees_no_log(tmp_path: Path) -> None:
+    asyncio.get_running_loop().set_default_executor(InlineExecutor())
+    saving = ("--learner.keep_log=false", "--learner.checkpoint_every=1")
+    world = World(tmp_path, overrides=(*OVER_THE_BROKER, "--imitation.steps=0", *saving))
+    successor = WeightsManifest(
+        policy=PolicyVersion(version=7, lineage=3), weights_bytes=1, digest="d", path="f"
+    )
 
-    asyncio.run(scenario())
+    class Overtaken(world.make_engine):  # type: ignore[name-defined, misc]
+        def train_step(self, batch: Batch, lr: float) -> Any:
+            if batch.version == 2:
+                for key, record in ((Key.PROGRESS, replaced_by(3)), (Key.POLICY, successor)):
+                    put = StateStore(MemoryTransport(world.server, "run")).put(key, record)
+                    with pytest.raises(StopIteration):
+                        put.send(None)
+            return super().train_step(batch, lr)
+
+    world.make_engine = Overtaken
+    streams = world.server.runs["run"].streams
+    with pytest.raises(ExceptionGroup) as replaced:
+        await world.run()
+    assert replaced.group_contains(Fenced, match="another learner speaks")
+    assert await said(world.server, Key.POLICY) == successor
+    frames = {
+        message.headers["Horizon-Policy"] for message in streams[Stream.WEIGHTS].messages.values()
+    }
+    assert frames == {"v1.l0", "v2.l0"}
+    assert streams[Stream.GROUPS].first_sequence <= 3
 
 
 async def spoken(server: MemoryServer, lineage: int) -> Fence:
@@ -190,24 +180,21 @@ async def spoken(server: MemoryServer, lineage: int) -> Fence:
     return fence
 
 
-def test_the_last_word_of_a_fenced_learner_is_overwritten() -> None:
-    async def scenario() -> None:
-        server = MemoryServer()
-        late = await spoken(server, 0)
-        successor = await spoken(server, 1)
-        manifest = WeightsManifest(
-            policy=PolicyVersion(version=4, lineage=0), weights_bytes=1, digest="d", path="f"
-        )
-        # It had passed its check before.
-        await StateStore(MemoryTransport(server, "run")).put(Key.POLICY, manifest)
-        newer = manifest.model_copy(update={"policy": PolicyVersion(version=3, lineage=1)})
-        await successor.publish(newer)
-        with pytest.raises(Fenced):
-            await late.publish(manifest)
-        word = await said(server, Key.POLICY)
-        assert word == newer.model_copy(update={"learner": word.learner})
-
-    asyncio.run(scenario())
+async def test_the_last_word_of_a_fenced_learner_is_overwritten() -> None:
+    server = MemoryServer()
+    late = await spoken(server, 0)
+    successor = await spoken(server, 1)
+    manifest = WeightsManifest(
+        policy=PolicyVersion(version=4, lineage=0), weights_bytes=1, digest="d", path="f"
+    )
+    # It had passed its check before.
+    await StateStore(MemoryTransport(server, "run")).put(Key.POLICY, manifest)
+    newer = manifest.model_copy(update={"policy": PolicyVersion(version=3, lineage=1)})
+    await successor.publish(newer)
+    with pytest.raises(Fenced):
+        await late.publish(manifest)
+    word = await said(server, Key.POLICY)
+    assert word == newer.model_copy(update={"learner": word.learner})
 
 
 class SlowTransport(MemoryTransport):
@@ -224,48 +211,39 @@ class SlowTransport(MemoryTransport):
         return revision
 
 
-def test_a_learner_that_checks_while_it_announces_is_not_its_own_successor() -> None:
+async def test_a_learner_that_checks_while_it_announces_is_not_its_own_successor() -> None:
     """A checkpoint frees the log in the background, and the loop announces progress meanwhile."""
 
-    async def scenario() -> None:
-        fence = Fence(SlowTransport(MemoryServer(), "run"))
-        await fence.look()
-        await fence.announce(Progress())
-        for step in range(1, 4):
-            word = Progress(step=step, policy=PolicyVersion(version=step))
-            await asyncio.gather(fence.check(), fence.announce(word), fence.check())
-
-    asyncio.run(scenario())
+    fence = Fence(SlowTransport(MemoryServer(), "run"))
+    await fence.look()
+    await fence.announce(Progress())
+    for step in range(1, 4):
+        word = Progress(step=step, policy=PolicyVersion(version=step))
+        await asyncio.gather(fence.check(), fence.announce(word), fence.check())
 
 
-def test_a_learner_whose_last_word_was_lost_by_the_broker_may_start_again() -> None:
-    async def scenario() -> None:
-        server = MemoryServer()
-        fence = await spoken(server, 1)
-        before = server.runs["run"].state[Key.PROGRESS]
-        await fence.announce(Progress(step=1, policy=PolicyVersion(version=1, lineage=1)))
-        server.runs["run"].state[Key.PROGRESS] = before  # what a power cut leaves
-        for call in (
-            fence.check(),
-            fence.announce(Progress(step=2, policy=PolicyVersion(version=2, lineage=1))),
-        ):
-            with pytest.raises(StateConflict, match="start the learner again") as lost:
-                await call
-            assert lost.value.exit_code == 1
-
-    asyncio.run(scenario())
+async def test_a_learner_whose_last_word_was_lost_by_the_broker_may_start_again() -> None:
+    server = MemoryServer()
+    fence = await spoken(server, 1)
+    before = server.runs["run"].state[Key.PROGRESS]
+    await fence.announce(Progress(step=1, policy=PolicyVersion(version=1, lineage=1)))
+    server.runs["run"].state[Key.PROGRESS] = before  # what a power cut leaves
+    for call in (
+        fence.check(),
+        fence.announce(Progress(step=2, policy=PolicyVersion(version=2, lineage=1))),
+    ):
+        with pytest.raises(StateConflict, match="start the learner again") as lost:
+            await call
+        assert lost.value.exit_code == 1
 
 
-def test_a_learner_that_was_silent_while_another_took_over_is_fenced_at_once() -> None:
+async def test_a_learner_that_was_silent_while_another_took_over_is_fenced_at_once() -> None:
     """Also before the other one has said anything of its own."""
 
-    async def scenario() -> None:
-        server = MemoryServer()
-        silent = await spoken(server, 1)
-        await spoken(server, 2)
-        with pytest.raises(Fenced) as fenced:
-            await silent.check()
-        assert fenced.value.exit_code == 2
-        await GroupLog(MemoryTransport(server, "run")).publish(make_group(0))
-
-    asyncio.run(scenario())
+    server = MemoryServer()
+    silent = await spoken(server, 1)
+    await spoken(server, 2)
+    with pytest.raises(Fenced) as fenced:
+        await silent.check()
+    assert fenced.value.exit_code == 2
+    await GroupLog(MemoryTransport(server, "run")).publish(make_group(0))

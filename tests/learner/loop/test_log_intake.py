@@ -60,26 +60,23 @@ def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path
     assert 7 not in [line["version"] for line in world.evals()]
 
 
-def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_finished(
+async def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_finished(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        world = World(tmp_path, overrides=EVALUATING, idle_from=7)
-        running = asyncio.create_task(world.run())
-        while len(world.evals()) < 4:  # all but the last one
-            await asyncio.sleep(0.01)
-        world.stopping.set()
-        await asyncio.sleep(0.1)
-        progress = await StateStore(MortalTransport(world.server, None)).get(Key.PROGRESS)
-        assert isinstance(progress, Progress)
-        assert (progress.step, progress.finished) == (7, False)
-        running.cancel()
-        await asyncio.wait([running])
-        again = World(tmp_path, server=world.server, overrides=EVALUATING)
-        await again.run()
-        await again.check()
-
-    asyncio.run(scenario())
+    world = World(tmp_path, overrides=EVALUATING, idle_from=7)
+    running = asyncio.create_task(world.run())
+    while len(world.evals()) < 4:  # all but the last one
+        await asyncio.sleep(0.01)
+    world.stopping.set()
+    await asyncio.sleep(0.1)
+    progress = await StateStore(MortalTransport(world.server, None)).get(Key.PROGRESS)
+    assert isinstance(progress, Progress)
+    assert (progress.step, progress.finished) == (7, False)
+    running.cancel()
+    await asyncio.wait([running])
+    again = World(tmp_path, server=world.server, overrides=EVALUATING)
+    await again.run()
+    await again.check()
 
 
 @pytest.mark.parametrize(("refused", "warnings"), [(50, 2), (10_000, 5)])

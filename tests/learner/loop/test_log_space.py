@@ -56,21 +56,18 @@ def test_a_learner_that_dies_at_a_full_log_frees_it_when_it_is_back(
     asyncio.run(finish(world))
 
 
-def test_what_a_crash_left_between_a_checkpoint_and_its_purge_is_freed_at_the_start(
+async def test_what_a_crash_left_between_a_checkpoint_and_its_purge_is_freed_at_the_start(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        world = World(tmp_path, overrides=(*FREED, "--learner.checkpoint_every=2"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MemoryTransport, "purge", lambda *_, **__: asyncio.sleep(0))
-            await finish(world)
-        log = world.server.runs["run"].streams[Stream.GROUPS]
-        assert log.first_sequence == 1
-        again = World(tmp_path, server=world.server, overrides=world.overrides)
-        await finish(again)
-        assert log.first_sequence > 20
-
-    asyncio.run(scenario())
+    world = World(tmp_path, overrides=(*FREED, "--learner.checkpoint_every=2"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryTransport, "purge", lambda *_, **__: asyncio.sleep(0))
+        await finish(world)
+    log = world.server.runs["run"].streams[Stream.GROUPS]
+    assert log.first_sequence == 1
+    again = World(tmp_path, server=world.server, overrides=world.overrides)
+    await finish(again)
+    assert log.first_sequence > 20
 
 
 def test_what_a_checkpoint_holds_for_a_later_step_is_not_freed(
@@ -124,36 +121,32 @@ def test_a_log_that_is_full_of_parts_ends_the_run_too(tmp_path: Path, groups: fl
     assert ended.group_contains(LogFull, match=r"with [1-5] of 18 groups")
 
 
-def test_a_log_that_is_kept_whole_ends_the_run_when_it_is_full_and_says_so_before(
+async def test_a_log_that_is_kept_whole_ends_the_run_when_it_is_full_and_says_so_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CapturingLogger()
     monkeypatch.setattr("horizonrl.learner.loop.log_space.log", log)
     kept = ("--learner.keep_log=true", "--learner.checkpoint_every=2", "--rl.steps=18")
 
-    async def scenario() -> None:
-        world = small(tmp_path, 20, kept)
-        with pytest.raises(ExceptionGroup) as ended:
-            await finish(world)
-        assert ended.group_contains(
-            LogFull, match=r"learner\.keep_log keeps all of it: raise broker\.max_log_bytes"
-        )
-        (foreseen,) = [call.kwargs for call in log.calls if call.args == ("log_will_fill",)]
-        assert foreseen["needed_bytes"] > world.server.max_log_bytes
-        assert len(world.ledger()) >= 8
-        world.server.max_log_bytes *= 10
-        again = World(tmp_path, server=world.server, overrides=kept)
-        await finish(again)
-        await again.check()
-
-    asyncio.run(scenario())
+    world = small(tmp_path, 20, kept)
+    with pytest.raises(ExceptionGroup) as ended:
+        await finish(world)
+    assert ended.group_contains(
+        LogFull, match=r"learner\.keep_log keeps all of it: raise broker\.max_log_bytes"
+    )
+    (foreseen,) = [call.kwargs for call in log.calls if call.args == ("log_will_fill",)]
+    assert foreseen["needed_bytes"] > world.server.max_log_bytes
+    assert len(world.ledger()) >= 8
+    world.server.max_log_bytes *= 10
+    again = World(tmp_path, server=world.server, overrides=kept)
+    await finish(again)
+    await again.check()
 
 
-def test_a_group_that_is_larger_than_the_log_ends_its_actor_instead_of_waiting_for_ever() -> None:
-    async def scenario() -> None:
-        log = GroupLog(MemoryTransport(MemoryServer(max_log_bytes=300)))
-        with pytest.raises(ConfigError, match=r"has \d+ bytes, .* broker\.max_log_bytes = 300"):
-            async with asyncio.timeout(5):
-                await log.publish(make_group(0))
-
-    asyncio.run(scenario())
+async def test_a_group_that_is_larger_than_the_log_ends_its_actor_instead_of_waiting_for_ever() -> (
+    None
+):
+    log = GroupLog(MemoryTransport(MemoryServer(max_log_bytes=300)))
+    with pytest.raises(ConfigError, match=r"has \d+ bytes, .* broker\.max_log_bytes = 300"):
+        async with asyncio.timeout(5):
+            await log.publish(make_group(0))

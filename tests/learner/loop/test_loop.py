@@ -223,19 +223,16 @@ def test_a_ticket_whose_group_the_broker_lost_is_issued_again_and_a_repeated_gro
     assert sum(len(line["voids"]) for line in world.ledger()) > 0
 
 
-def test_a_run_that_gave_up_goes_on_once_its_environment_is_mended(tmp_path: Path) -> None:
+async def test_a_run_that_gave_up_goes_on_once_its_environment_is_mended(tmp_path: Path) -> None:
     """The tickets that ended without a group are still in its log."""
 
-    async def scenario() -> None:
-        broken = World(tmp_path, faults=1.0)
-        with pytest.raises(ExceptionGroup) as ended:
-            await broken.run()
-        assert ended.group_contains(NoGroups, match="the last 32 tickets")
-        mended = World(tmp_path, server=broken.server)
-        await mended.run()
-        assert mended.ledger()[-1]["step"] == mended.config.total_steps
-
-    asyncio.run(scenario())
+    broken = World(tmp_path, faults=1.0)
+    with pytest.raises(ExceptionGroup) as ended:
+        await broken.run()
+    assert ended.group_contains(NoGroups, match="the last 32 tickets")
+    mended = World(tmp_path, server=broken.server)
+    await mended.run()
+    assert mended.ledger()[-1]["step"] == mended.config.total_steps
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -135,26 +135,23 @@ def test_a_checkpoint_has_the_file_of_its_version_although_that_is_written_later
         assert digest_file(checkpoint.path / WEIGHTS_FILE) == digests[checkpoint.step - 1]
 
 
-def test_a_version_that_cannot_be_written_ends_the_run_and_nothing_later_is_committed(
+async def test_a_version_that_cannot_be_written_ends_the_run_and_nothing_later_is_committed(
     tmp_path: Path,
 ) -> None:
     def fail(_: int, written: "Future[str]", __: Callable[[], str]) -> None:
         written.set_exception(OSError(28, "No space left on device"))
 
-    async def scenario() -> None:
-        world = World(tmp_path, make_engine=Held(when_trained=fail).engine)
-        with pytest.raises(ExceptionGroup) as failed:
-            await world.run()
-        assert failed.group_contains(OSError, match="No space left", depth=2)
-        assert [line["step"] for line in world.ledger()] == [1, 2]
-        again = World(tmp_path, server=world.server)
-        await again.run()
-        await again.check()
-
-    asyncio.run(scenario())
+    world = World(tmp_path, make_engine=Held(when_trained=fail).engine)
+    with pytest.raises(ExceptionGroup) as failed:
+        await world.run()
+    assert failed.group_contains(OSError, match="No space left", depth=2)
+    assert [line["step"] for line in world.ledger()] == [1, 2]
+    again = World(tmp_path, server=world.server)
+    await again.run()
+    await again.check()
 
 
-def test_a_learner_that_is_killed_while_a_version_is_published_trains_the_same_again(
+async def test_a_learner_that_is_killed_while_a_version_is_published_trains_the_same_again(
     tmp_path: Path,
 ) -> None:
     alive = set(HELD)
@@ -168,42 +165,32 @@ def test_a_learner_that_is_killed_while_a_version_is_published_trains_the_same_a
         else:
             written.set_result(write())
 
-    async def scenario() -> None:
-        # It dies by `kill` and not in a request.
-        never = [10**9] * len(HELD)
-        world = World(
-            tmp_path, make_engine=Held(when_trained=kill).engine, deaths={"learner": never}
-        )
-        await world.run()
-        assert world.lives["learner"] == 1 + len(HELD)
-        await world.check()
-
-    asyncio.run(scenario())
+    # It dies by `kill` and not in a request.
+    never = [10**9] * len(HELD)
+    world = World(tmp_path, make_engine=Held(when_trained=kill).engine, deaths={"learner": never})
+    await world.run()
+    assert world.lives["learner"] == 1 + len(HELD)
+    await world.check()
 
 
-def test_a_learner_that_is_stopped_while_a_version_is_published_saves_that_version(
+async def test_a_learner_that_is_stopped_while_a_version_is_published_saves_that_version(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        def stop(_: int, written: "Future[str]", write: Callable[[], str]) -> None:
-            world.stopping.set()
-            asyncio.get_running_loop().call_later(0.05, lambda: written.set_result(write()))
+    def stop(_: int, written: "Future[str]", write: Callable[[], str]) -> None:
+        world.stopping.set()
+        asyncio.get_running_loop().call_later(0.05, lambda: written.set_result(write()))
 
-        world = World(tmp_path, make_engine=Held((3,), when_trained=stop).engine)
-        running = asyncio.create_task(world.run())
-        store = CheckpointStore(world.config.run_dir / "checkpoints", 2)
-        async with asyncio.timeout(30):
-            while (
-                not world.stopping.is_set() or (newest := store.newest()) is None or newest.step < 4
-            ):
-                await asyncio.sleep(0.005)
-        await asyncio.sleep(0.05)
-        running.cancel()
-        await asyncio.wait([running])
-        # The step that was in training is committed too: its groups need not be trained again.
-        assert [line["step"] for line in world.ledger()] == [1, 2, 3, 4]
-        again = World(tmp_path, server=world.server)
-        await again.run()
-        await again.check()
-
-    asyncio.run(scenario())
+    world = World(tmp_path, make_engine=Held((3,), when_trained=stop).engine)
+    running = asyncio.create_task(world.run())
+    store = CheckpointStore(world.config.run_dir / "checkpoints", 2)
+    async with asyncio.timeout(30):
+        while not world.stopping.is_set() or (newest := store.newest()) is None or newest.step < 4:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.wait([running])
+    # The step that was in training is committed too: its groups need not be trained again.
+    assert [line["step"] for line in world.ledger()] == [1, 2, 3, 4]
+    again = World(tmp_path, server=world.server)
+    await again.run()
+    await again.check()

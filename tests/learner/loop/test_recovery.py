@@ -27,63 +27,54 @@ from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
 
 
-def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path)
-        await first.run()
-        second = World(
-            tmp_path,
-            server=first.server,
-            overrides=("--rl.steps=7", "--rl.lr=0.5", "--broker.max_deliver=6"),
-        )
-        await second.run()
-        before, now = read_lines(second.config.run_dir / "lineages.jsonl")
-        assert (before["lineage"], before["from_step"], before["changed"]) == (0, 0, {})
-        assert (now["lineage"], now["from_step"]) == (1, 7)
-        assert now["changed"] == {
-            "broker.max_deliver": [5, 6],
-            "rl.lr": [first.config.rl.lr, 0.5],
-            "rl.steps": [5, 7],
-        }
-        assert now["machine"] == before["machine"] == machine(first.config.learner.threads)
-        assert len(second.ledger()) == 9
-
-    asyncio.run(scenario())
+async def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    await first.run()
+    second = World(
+        tmp_path,
+        server=first.server,
+        overrides=("--rl.steps=7", "--rl.lr=0.5", "--broker.max_deliver=6"),
+    )
+    await second.run()
+    before, now = read_lines(second.config.run_dir / "lineages.jsonl")
+    assert (before["lineage"], before["from_step"], before["changed"]) == (0, 0, {})
+    assert (now["lineage"], now["from_step"]) == (1, 7)
+    assert now["changed"] == {
+        "broker.max_deliver": [5, 6],
+        "rl.lr": [first.config.rl.lr, 0.5],
+        "rl.steps": [5, 7],
+    }
+    assert now["machine"] == before["machine"] == machine(first.config.learner.threads)
+    assert len(second.ledger()) == 9
 
 
-def test_foreign_files_are_named_once_per_start_and_left_alone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path)
-        await first.run()
-        run_dir = first.config.run_dir
-        foreign = [
-            run_dir / "episodes" / "step-best.jsonl",
-            run_dir / "weights" / "frame-best.safetensors",
-        ]
-        (folder := run_dir / "weights" / "frame-000001-000.safetensors").mkdir()
-        for path in foreign:
-            path.write_text("x")
-        with capture_logs() as events:
-            await World(tmp_path, server=first.server, overrides=("--rl.steps=7",)).run()
-        names = [event["files"] for event in events if event["event"] == "foreign_files"]
-        assert names == [sorted(str(path.relative_to(run_dir)) for path in (*foreign, folder))]
-        assert all(path.exists() for path in (*foreign, folder))
-
-    asyncio.run(scenario())
+async def test_foreign_files_are_named_once_per_start_and_left_alone(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    await first.run()
+    run_dir = first.config.run_dir
+    foreign = [
+        run_dir / "episodes" / "step-best.jsonl",
+        run_dir / "weights" / "frame-best.safetensors",
+    ]
+    (folder := run_dir / "weights" / "frame-000001-000.safetensors").mkdir()
+    for path in foreign:
+        path.write_text("x")
+    with capture_logs() as events:
+        await World(tmp_path, server=first.server, overrides=("--rl.steps=7",)).run()
+    names = [event["files"] for event in events if event["event"] == "foreign_files"]
+    assert names == [sorted(str(path.relative_to(run_dir)) for path in (*foreign, folder))]
+    assert all(path.exists() for path in (*foreign, folder))
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path)
-        await first.run()
-        other = first.learner(
-            MortalTransport(first.server, None), identity={"model": "m", "template": "t"}
-        )
-        with pytest.raises(ExceptionGroup) as refused:
-            await other.run()
-        assert refused.group_contains(CheckpointError, match=r"template: None → t")
-
-    asyncio.run(scenario())
+async def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: Path) -> None:
+    first = World(tmp_path)
+    await first.run()
+    other = first.learner(
+        MortalTransport(first.server, None), identity={"model": "m", "template": "t"}
+    )
+    with pytest.raises(ExceptionGroup) as refused:
+        await other.run()
+    assert refused.group_contains(CheckpointError, match=r"template: None → t")
 
 
 def test_other_ids_that_end_a_reply_are_refused(tmp_path: Path) -> None:
@@ -94,122 +85,102 @@ def test_other_ids_that_end_a_reply_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "refused"), [(3, True), (2, False)])
-def test_steps_that_were_rl_do_not_become_imitation(
+async def test_steps_that_were_rl_do_not_become_imitation(
     tmp_path: Path, steps: int, refused: bool
 ) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path)
-        await first.run()
-        more = (f"--imitation.steps={steps}", "--rl.steps=6")
-        second = World(tmp_path, server=first.server, overrides=more)
-        if not refused:
-            await second.run()
-            return
-        with pytest.raises(ExceptionGroup) as raised:
-            await second.learner(MortalTransport(first.server, None)).run()
-        told = r"imitation\.steps is 3 but was 2, and .* has trained 5 RL steps"
-        assert raised.group_contains(CheckpointError, match=told)
-
-    asyncio.run(scenario())
+    first = World(tmp_path)
+    await first.run()
+    more = (f"--imitation.steps={steps}", "--rl.steps=6")
+    second = World(tmp_path, server=first.server, overrides=more)
+    if not refused:
+        await second.run()
+        return
+    with pytest.raises(ExceptionGroup) as raised:
+        await second.learner(MortalTransport(first.server, None)).run()
+    told = r"imitation\.steps is 3 but was 2, and .* has trained 5 RL steps"
+    assert raised.group_contains(CheckpointError, match=told)
 
 
 @pytest.mark.parametrize(
     ("before", "now", "told"), [(4, 8, "4 → 8"), (0, 4, "None → 4"), (4, 0, "4 → None")], ids=str
 )
-def test_a_run_does_not_go_on_with_adapters_of_another_rank(
+async def test_a_run_does_not_go_on_with_adapters_of_another_rank(
     tmp_path: Path, before: int, now: int, told: str
 ) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path, overrides=(f"--lora.rank={before}",))
-        await first.run()
+    first = World(tmp_path, overrides=(f"--lora.rank={before}",))
+    await first.run()
+    other = World(tmp_path, server=first.server, overrides=(f"--lora.rank={now}", "--rl.steps=9"))
+    with pytest.raises(ExceptionGroup) as refused:
+        await other.learner(MortalTransport(first.server, None)).run()
+    assert refused.group_contains(CheckpointError, match=rf"lora\.rank: {told}")
+
+
+async def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
+    first = World(tmp_path, overrides=EVALUATING)
+    await first.run()
+    for every in (3, 0):
         other = World(
-            tmp_path, server=first.server, overrides=(f"--lora.rank={now}", "--rl.steps=9")
+            tmp_path, server=first.server, overrides=(f"--eval.every={every}", "--rl.steps=9")
         )
         with pytest.raises(ExceptionGroup) as refused:
             await other.learner(MortalTransport(first.server, None)).run()
-        assert refused.group_contains(CheckpointError, match=rf"lora\.rank: {told}")
-
-    asyncio.run(scenario())
+        assert refused.group_contains(CheckpointError, match="or evaluation")
 
 
-def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path, overrides=EVALUATING)
-        await first.run()
-        for every in (3, 0):
-            other = World(
-                tmp_path, server=first.server, overrides=(f"--eval.every={every}", "--rl.steps=9")
-            )
-            with pytest.raises(ExceptionGroup) as refused:
-                await other.learner(MortalTransport(first.server, None)).run()
-            assert refused.group_contains(CheckpointError, match="or evaluation")
-
-    asyncio.run(scenario())
-
-
-def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(
+async def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path, overrides=EVALUATING)
-        await first.run()
-        second = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=8"))
-        await second.run()
-        await second.check()
-        # In the order in which they ended: the rounds of two versions may be played together.
-        assert sorted(line["version"] for line in second.evals()) == [0, 2, 4, 6, 7, 10]
-        (last,) = [line for line in second.evals() if line["version"] == 7]
-        # It had been read after the last step, now before the next.
-        assert last["settled_step"] == 8
-
-    asyncio.run(scenario())
+    first = World(tmp_path, overrides=EVALUATING)
+    await first.run()
+    second = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=8"))
+    await second.run()
+    await second.check()
+    # In the order in which they ended: the rounds of two versions may be played together.
+    assert sorted(line["version"] for line in second.evals()) == [0, 2, 4, 6, 7, 10]
+    (last,) = [line for line in second.evals() if line["version"] == 7]
+    # It had been read after the last step, now before the next.
+    assert last["settled_step"] == 8
 
 
 @pytest.mark.parametrize("killed", [None, "learner", "controller"])
-def test_a_run_that_goes_on_for_less_than_a_round_evaluates_its_new_end(
+async def test_a_run_that_goes_on_for_less_than_a_round_evaluates_its_new_end(
     tmp_path: Path, killed: str | None
 ) -> None:
     """Its schedule has no round left: the round of the former end has taken the number of the new one."""
     rarely = ("--eval.every=100", "--eval.samples=2")
 
-    async def scenario() -> None:
-        first = World(tmp_path, overrides=rarely)
-        await first.run()
-        assert sorted(line["version"] for line in first.evals()) == [0, 2, 7]
-        for steps, ends in ((8, [0, 2, 7, 10]), (8, [0, 2, 7, 10]), (9, [0, 2, 7, 10, 11])):
-            deaths = {killed: [5, 12, 23]} if killed else {}
-            again = World(
-                tmp_path,
-                server=first.server,
-                deaths=deaths,
-                overrides=(*rarely, f"--rl.steps={steps}"),
-            )
-            await again.run()
-            assert sorted(line["version"] for line in again.evals()) == ends
-
-    asyncio.run(scenario())
+    first = World(tmp_path, overrides=rarely)
+    await first.run()
+    assert sorted(line["version"] for line in first.evals()) == [0, 2, 7]
+    for steps, ends in ((8, [0, 2, 7, 10]), (8, [0, 2, 7, 10]), (9, [0, 2, 7, 10, 11])):
+        deaths = {killed: [5, 12, 23]} if killed else {}
+        again = World(
+            tmp_path,
+            server=first.server,
+            deaths=deaths,
+            overrides=(*rarely, f"--rl.steps={steps}"),
+        )
+        await again.run()
+        assert sorted(line["version"] for line in again.evals()) == ends
 
 
-def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(
+async def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        world = World(tmp_path)
-        transport = MortalTransport(world.server, None)
-        running = asyncio.create_task(world.learner(transport).run())
-        await asyncio.sleep(0.05)  # it has announced its lineage and waits for groups
-        await StateStore(transport).put(Key.PROGRESS, Progress(policy=PolicyVersion(lineage=3)))
-        log = GroupLog(transport)
-        for number in range(2):
-            ticket = make_ticket(number, Kind.DEMO, group_size=1)
-            await log.publish(played(ticket, PolicyVersion(), world.dice))
-        with pytest.raises(ExceptionGroup) as replaced:
-            async with asyncio.timeout(10):
-                await running
-        assert replaced.group_contains(RunFailed, match="another learner speaks")
-        assert world.ledger() == []
-
-    asyncio.run(scenario())
+    world = World(tmp_path)
+    transport = MortalTransport(world.server, None)
+    running = asyncio.create_task(world.learner(transport).run())
+    await asyncio.sleep(0.05)  # it has announced its lineage and waits for groups
+    await StateStore(transport).put(Key.PROGRESS, Progress(policy=PolicyVersion(lineage=3)))
+    log = GroupLog(transport)
+    for number in range(2):
+        ticket = make_ticket(number, Kind.DEMO, group_size=1)
+        await log.publish(played(ticket, PolicyVersion(), world.dice))
+    with pytest.raises(ExceptionGroup) as replaced:
+        async with asyncio.timeout(10):
+            await running
+    assert replaced.group_contains(RunFailed, match="another learner speaks")
+    assert world.ledger() == []
 
 
 def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
@@ -221,44 +192,40 @@ def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_that_begins_again_with_other_steps_has_actors_begin_again_too(
+async def test_a_run_that_begins_again_with_other_steps_has_actors_begin_again_too(
     tmp_path: Path,
 ) -> None:
     """It died before its first checkpoint. Groups of versions that the new line does not reach would all be dropped."""
 
-    async def scenario() -> None:
-        rarely = ("--imitation.steps=0", "--learner.checkpoint_every=100", "--rl.steps=6")
-        first = World(tmp_path, overrides=rarely)
-        running = asyncio.create_task(first.run())
-        while len(first.ledger()) < 4:
-            await asyncio.sleep(0.005)
-        running.cancel()
-        await asyncio.wait([running])
-        second = World(tmp_path, server=first.server, overrides=(*rarely, "--rl.groups_per_step=8"))
-        await second.run()
-        of_the_old_line = [
-            drop for line in second.ledger() for drop in line["dropped"] if drop[2] == "lineage"
-        ]
-        assert len(second.ledger()) == 6
-        assert 0 < len(of_the_old_line) <= 24  # those in the log, and those under way
-        announced = await StateStore(MortalTransport(first.server, None)).get(Key.POLICY)
-        assert isinstance(announced, WeightsManifest)
-        assert announced.policy == PolicyVersion(version=6, lineage=1)
-
-    asyncio.run(scenario())
+    rarely = ("--imitation.steps=0", "--learner.checkpoint_every=100", "--rl.steps=6")
+    first = World(tmp_path, overrides=rarely)
+    running = asyncio.create_task(first.run())
+    while len(first.ledger()) < 4:
+        await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.wait([running])
+    second = World(tmp_path, server=first.server, overrides=(*rarely, "--rl.groups_per_step=8"))
+    await second.run()
+    of_the_old_line = [
+        drop for line in second.ledger() for drop in line["dropped"] if drop[2] == "lineage"
+    ]
+    assert len(second.ledger()) == 6
+    assert 0 < len(of_the_old_line) <= 24  # those in the log, and those under way
+    announced = await StateStore(MortalTransport(first.server, None)).get(Key.POLICY)
+    assert isinstance(announced, WeightsManifest)
+    assert announced.policy == PolicyVersion(version=6, lineage=1)
 
 
-def test_a_run_that_is_given_fewer_steps_than_it_has_taken_is_finished(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path, overrides=EVALUATING)
-        await first.run()
-        shorter = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=3"))
-        await shorter.run()
-        progress = await StateStore(MortalTransport(first.server, None)).get(Key.PROGRESS)
-        assert isinstance(progress, Progress)
-        assert (progress.step, progress.finished, progress.policy.lineage) == (7, True, 1)
-
-    asyncio.run(scenario())
+async def test_a_run_that_is_given_fewer_steps_than_it_has_taken_is_finished(
+    tmp_path: Path,
+) -> None:
+    first = World(tmp_path, overrides=EVALUATING)
+    await first.run()
+    shorter = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=3"))
+    await shorter.run()
+    progress = await StateStore(MortalTransport(first.server, None)).get(Key.PROGRESS)
+    assert isinstance(progress, Progress)
+    assert (progress.step, progress.finished, progress.policy.lineage) == (7, True, 1)
 
 
 def test_a_checkpoint_is_not_durable_before_the_metrics_of_its_step(
@@ -312,47 +279,43 @@ def damage(world: World, file: str, content: bytes | None) -> int:
         ),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
+async def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
     tmp_path: Path, file: str, content: bytes | None, told: str
 ) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path)
-        await first.run()
-        digests = [line["weights_digest"] for line in first.ledger()]
-        step = damage(first, file, content)
-        again = World(tmp_path, server=first.server, overrides=("--rl.steps=7",))
-        with capture_logs() as logs:
-            await again.run()
-        assert [line["weights_digest"] for line in again.ledger()][: len(digests)] == digests
-        (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
-        assert told in warning["reason"]
-        assert warning["checkpoint"] == f"step-{step:06d}"
-        start = read_lines(again.config.run_dir / "lineages.jsonl")[1]
-        assert start["from_step"] == warning["resumed_from"] < step
-        assert told in start["checkpoints_damaged"][f"step-{step:06d}"]
-        assert (again.config.run_dir / "checkpoints" / f"damaged-step-{step:06d}").is_dir()
-
-    asyncio.run(scenario())
+    first = World(tmp_path)
+    await first.run()
+    digests = [line["weights_digest"] for line in first.ledger()]
+    step = damage(first, file, content)
+    again = World(tmp_path, server=first.server, overrides=("--rl.steps=7",))
+    with capture_logs() as logs:
+        await again.run()
+    assert [line["weights_digest"] for line in again.ledger()][: len(digests)] == digests
+    (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
+    assert told in warning["reason"]
+    assert warning["checkpoint"] == f"step-{step:06d}"
+    start = read_lines(again.config.run_dir / "lineages.jsonl")[1]
+    assert start["from_step"] == warning["resumed_from"] < step
+    assert told in start["checkpoints_damaged"][f"step-{step:06d}"]
+    assert (again.config.run_dir / "checkpoints" / f"damaged-step-{step:06d}").is_dir()
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_says_so_and_does_not_speak(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = World(tmp_path)
-        await first.run()
-        for checkpoint in CheckpointStore(first.config.run_dir / "checkpoints", 2).all():
-            (checkpoint.path / "hash").write_bytes(bytes((checkpoint.path / "hash").stat().st_size))
-        with pytest.raises(ExceptionGroup) as refused:
-            await first.learner(MortalTransport(first.server, None)).run()
-        assert refused.group_contains(
-            CheckpointError, match="no checkpoint of .* is whole .* move all of them away"
-        )
-        assert len(read_lines(first.config.run_dir / "lineages.jsonl")) == 1
-
-    asyncio.run(scenario())
+async def test_a_run_whose_checkpoints_are_all_damaged_says_so_and_does_not_speak(
+    tmp_path: Path,
+) -> None:
+    first = World(tmp_path)
+    await first.run()
+    for checkpoint in CheckpointStore(first.config.run_dir / "checkpoints", 2).all():
+        (checkpoint.path / "hash").write_bytes(bytes((checkpoint.path / "hash").stat().st_size))
+    with pytest.raises(ExceptionGroup) as refused:
+        await first.learner(MortalTransport(first.server, None)).run()
+    assert refused.group_contains(
+        CheckpointError, match="no checkpoint of .* is whole .* move all of them away"
+    )
+    assert len(read_lines(first.config.run_dir / "lineages.jsonl")) == 1
 
 
 @pytest.mark.parametrize("kind", ["master", "exp_avg_sq"])
-def test_a_bit_that_has_flipped_in_a_checkpoint_is_found(
+async def test_a_bit_that_has_flipped_in_a_checkpoint_is_found(
     kind: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     """The file can be read, and its numbers look like weights."""
@@ -360,34 +323,31 @@ def test_a_bit_that_has_flipped_in_a_checkpoint_is_found(
     def engine() -> Any:
         return make_engine(EngineSettings(model_dir=tiny_model, backend="torch", threads=1))
 
-    async def scenario() -> None:
-        quick = ("--imitation.steps=2", "--rl.steps=2", "--learner.checkpoint_every=1")
-        first = World(tmp_path, make_engine=engine, overrides=quick)
-        await first.run()
-        digests = [line["weights_digest"] for line in first.ledger()]
-        newest = CheckpointStore(first.config.run_dir / "checkpoints", 2).newest()
-        assert newest is not None
-        (file,) = newest.path.glob("training-*.safetensors")
-        data = bytearray(file.read_bytes())
-        header = json.loads(data[8 : (begin := 8 + int.from_bytes(data[:8], "little"))])
-        name = next(name for name in header if name.startswith(kind))
-        data[begin + header[name]["data_offsets"][0] + 3] ^= 0x40  # in an exponent
-        file.write_bytes(data)
-        again = World(
-            tmp_path, server=first.server, make_engine=engine, overrides=(*quick, "--rl.steps=3")
-        )
-        with capture_logs() as logs:
-            await again.run()
-        (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
-        assert warning["checkpoint"] == newest.path.name
-        assert f"{name} has other bits than were written" in warning["reason"]
-        assert [line["step"] for line in again.ledger()] == [1, 2, 3, 4, 5]
-        assert [line["weights_digest"] for line in again.ledger()][:4] == digests
-
-    asyncio.run(scenario())
+    quick = ("--imitation.steps=2", "--rl.steps=2", "--learner.checkpoint_every=1")
+    first = World(tmp_path, make_engine=engine, overrides=quick)
+    await first.run()
+    digests = [line["weights_digest"] for line in first.ledger()]
+    newest = CheckpointStore(first.config.run_dir / "checkpoints", 2).newest()
+    assert newest is not None
+    (file,) = newest.path.glob("training-*.safetensors")
+    data = bytearray(file.read_bytes())
+    header = json.loads(data[8 : (begin := 8 + int.from_bytes(data[:8], "little"))])
+    name = next(name for name in header if name.startswith(kind))
+    data[begin + header[name]["data_offsets"][0] + 3] ^= 0x40  # in an exponent
+    file.write_bytes(data)
+    again = World(
+        tmp_path, server=first.server, make_engine=engine, overrides=(*quick, "--rl.steps=3")
+    )
+    with capture_logs() as logs:
+        await again.run()
+    (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
+    assert warning["checkpoint"] == newest.path.name
+    assert f"{name} has other bits than were written" in warning["reason"]
+    assert [line["step"] for line in again.ledger()] == [1, 2, 3, 4, 5]
+    assert [line["weights_digest"] for line in again.ledger()][:4] == digests
 
 
-def test_a_weights_file_that_somebody_has_removed_is_written_again(tmp_path: Path) -> None:
+async def test_a_weights_file_that_somebody_has_removed_is_written_again(tmp_path: Path) -> None:
     """An actor that starts then has nothing to load, so its group says that the version is damaged."""
 
     class Told(World):
@@ -427,13 +387,10 @@ def test_a_weights_file_that_somebody_has_removed_is_written_again(tmp_path: Pat
                     return
                 await asyncio.sleep(0.01)
 
-    async def scenario() -> None:
-        world = Told(tmp_path, overrides=("--broker.shared_files=true",))
-        await world.run()
-        assert world.emptied
-        assert len(world.ledger()) == 7
-
-    asyncio.run(scenario())
+    world = Told(tmp_path, overrides=("--broker.shared_files=true",))
+    await world.run()
+    assert world.emptied
+    assert len(world.ledger()) == 7
 
 
 def test_a_learner_that_is_cancelled_as_its_checkpoint_begins_ends_as_cancelled(

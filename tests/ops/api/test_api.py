@@ -1,6 +1,5 @@
 """The Python API on run directories that are there, without a process of ours."""
 
-import asyncio
 import fcntl
 import gc
 import json
@@ -289,14 +288,13 @@ def test_a_program_has_as_long_to_end_as_its_learner_and_its_actors() -> None:
         assert programs.longest_stop_s(horizonrl.load_recipe(overrides=overrides)) == stop_s
 
 
-def test_the_api_works_where_an_event_loop_runs_already(run_dir: Path, tmp_path: Path) -> None:
-    async def notebook() -> None:
-        opened = horizonrl.open_run(run_dir)
-        opened.report(tmp_path / "page.html")
-        assert len(opened.metrics()) == len(Files.read(run_dir).metrics)
-        assert [event.step for event in opened.follow(after_step=5)] == [6, 0, 3, 6]
-
-    asyncio.run(notebook())
+async def test_the_api_works_where_an_event_loop_runs_already(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    opened = horizonrl.open_run(run_dir)
+    opened.report(tmp_path / "page.html")
+    assert len(opened.metrics()) == len(Files.read(run_dir).metrics)
+    assert [event.step for event in opened.follow(after_step=5)] == [6, 0, 3, 6]
 
 
 def test_a_choice_is_the_commands_words() -> None:

@@ -24,49 +24,43 @@ def progress_of(total_steps: int) -> RunProgress:
     return RunProgress(MemoryTransport(MemoryServer(), "run"), total_steps)
 
 
-def test_a_run_is_over_when_its_learner_has_said_so_at_the_last_step() -> None:
-    async def scenario() -> None:
-        run = progress_of(8)
-        assert not await run.is_over()
-        for step, finished, over in (
-            (8, False, False),
-            (6, True, False),
-            (8, True, True),
-            (9, True, True),
-        ):
-            await report(run, Progress(step=step, finished=finished))
-            assert await run.is_over() is over, (step, finished)
-
-    asyncio.run(scenario())
+async def test_a_run_is_over_when_its_learner_has_said_so_at_the_last_step() -> None:
+    run = progress_of(8)
+    assert not await run.is_over()
+    for step, finished, over in (
+        (8, False, False),
+        (6, True, False),
+        (8, True, True),
+        (9, True, True),
+    ):
+        await report(run, Progress(step=step, finished=finished))
+        assert await run.is_over() is over, (step, finished)
 
 
-def test_deaths_are_counted_since_the_run_last_came_further(
+async def test_deaths_are_counted_since_the_run_last_came_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.0)
 
-    async def scenario() -> None:
-        run, counted = progress_of(100), Restarts("learner", tmp_path / "learner.log")
-        counts = []
-        for progress in (
-            Progress(step=1),
-            Progress(step=2),
-            Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
-            # A resumed learner's repetition.
-            Progress(step=1, outcomes={Kind.TRAIN: Outcomes(trained=3)}),
-            Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
-            Progress(step=3),
-        ):
-            run.note(progress)
-            await counted.wait(1, run.reached)
-            counts.append(counted.count)
-        assert counts == [1, 1, 1, 2, 3, 1]
-
-    asyncio.run(scenario())
+    run, counted = progress_of(100), Restarts("learner", tmp_path / "learner.log")
+    counts = []
+    for progress in (
+        Progress(step=1),
+        Progress(step=2),
+        Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
+        # A resumed learner's repetition.
+        Progress(step=1, outcomes={Kind.TRAIN: Outcomes(trained=3)}),
+        Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=5)}),
+        Progress(step=3),
+    ):
+        run.note(progress)
+        await counted.wait(1, run.reached)
+        counts.append(counted.count)
+    assert counts == [1, 1, 1, 2, 3, 1]
 
 
 @pytest.mark.process
-def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
+async def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.0)
@@ -79,11 +73,8 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
         async def is_over(self) -> bool:
             return part.log_file.read_text().count("started") == 3
 
-    async def scenario() -> None:
-        await part.start()
-        await keep_running(part, EndsAfterThree(MemoryTransport(MemoryServer(), "run"), 8))
-
-    asyncio.run(scenario())
+    await part.start()
+    await keep_running(part, EndsAfterThree(MemoryTransport(MemoryServer(), "run"), 8))
     assert part.log_file.read_text().count("started") == 3
 
 

@@ -1,6 +1,5 @@
 """The page of a run that goes on: who may ask for it, what is new, and how it ends."""
 
-import asyncio
 import json
 import signal
 import socket
@@ -54,67 +53,61 @@ def watch_of(run_dir: Path) -> RunWatch:
     return RunWatch(run_dir, run_config(run_dir.parent))
 
 
-def test_only_a_page_of_this_machine_is_answered(begun: Path) -> None:
-    async def scenario() -> None:
-        async with served(watch_of(begun)) as (client, port):
-            for host, status in {
-                f"127.0.0.1:{port}": 200,
-                f"localhost:{port}": 200,
-                "localhost": 200,
-                f"evil.example:{port}": 421,
-                f"127.0.0.1.evil.example:{port}": 421,
-                f"192.168.0.7:{port}": 421,
-                f"[::1]:{port}": 421,
-            }.items():
-                async with client.get("/facts", headers={"Host": host}) as answer:
-                    assert answer.status == status, host
-            async with client.get("/") as answer:
-                policy = (await answer.text()).partition("</head>")[0]
-                assert "connect-src &#x27;self&#x27;" in policy or "connect-src 'self'" in policy
-                assert answer.headers["X-Frame-Options"] == "DENY"
-                assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
-            async with client.post("/facts") as answer:
-                assert answer.status == 405
-            async with client.get("/../config.toml") as answer:
-                assert answer.status == 404
-
-    asyncio.run(scenario())
+async def test_only_a_page_of_this_machine_is_answered(begun: Path) -> None:
+    async with served(watch_of(begun)) as (client, port):
+        for host, status in {
+            f"127.0.0.1:{port}": 200,
+            f"localhost:{port}": 200,
+            "localhost": 200,
+            f"evil.example:{port}": 421,
+            f"127.0.0.1.evil.example:{port}": 421,
+            f"192.168.0.7:{port}": 421,
+            f"[::1]:{port}": 421,
+        }.items():
+            async with client.get("/facts", headers={"Host": host}) as answer:
+                assert answer.status == status, host
+        async with client.get("/") as answer:
+            policy = (await answer.text()).partition("</head>")[0]
+            assert "connect-src &#x27;self&#x27;" in policy or "connect-src 'self'" in policy
+            assert answer.headers["X-Frame-Options"] == "DENY"
+            assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        async with client.post("/facts") as answer:
+            assert answer.status == 405
+        async with client.get("/../config.toml") as answer:
+            assert answer.status == 404
 
 
-def test_new_steps_come_with_a_new_edition_of_the_episodes(
+async def test_new_steps_come_with_a_new_edition_of_the_episodes(
     begun: Path, training: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "LOOK_S", 0.0)
     monkeypatch.setattr(live, "EPISODES_S", 0.0)
     monkeypatch.setattr(live, "EPISODES_SHARE", 1e9)
 
-    async def scenario() -> None:
-        async with served(watch_of(begun)) as (client, _):
+    async with served(watch_of(begun)) as (client, _):
 
-            async def facts() -> dict[str, object]:
-                async with client.get("/facts") as answer:
-                    return dict(json.loads(await answer.text()))
+        async def facts() -> dict[str, object]:
+            async with client.get("/facts") as answer:
+                return dict(json.loads(await answer.text()))
 
-            async def status(path: str) -> int:
-                async with client.get(path) as answer:
-                    return answer.status
+        async def status(path: str) -> int:
+            async with client.get(path) as answer:
+                return answer.status
 
-            first = await facts()
-            assert (first["edition"], first["ended"]) == (1, False)
-            assert (await facts())["edition"] == 1  # nothing is new
-            assert await status("/index?edition=1") == await status("/chunk-0?edition=1") == 200
-            assert await status("/chunk-999?edition=1") == 404
-            for steps in (4, 5):
-                for file in begun.glob("*.jsonl"):
-                    file.unlink()
-                write_run(run_config(begun.parent), Scale(steps=steps))
-                await facts()
-            assert await status("/index?edition=3") == await status("/index?edition=2") == 200
-            assert await status("/index?edition=1") == await status("/chunk-0?edition=1") == 410
-            training.close()
-            assert (await facts())["ended"]
-
-    asyncio.run(scenario())
+        first = await facts()
+        assert (first["edition"], first["ended"]) == (1, False)
+        assert (await facts())["edition"] == 1  # nothing is new
+        assert await status("/index?edition=1") == await status("/chunk-0?edition=1") == 200
+        assert await status("/chunk-999?edition=1") == 404
+        for steps in (4, 5):
+            for file in begun.glob("*.jsonl"):
+                file.unlink()
+            write_run(run_config(begun.parent), Scale(steps=steps))
+            await facts()
+        assert await status("/index?edition=3") == await status("/index?edition=2") == 200
+        assert await status("/index?edition=1") == await status("/chunk-0?edition=1") == 410
+        training.close()
+        assert (await facts())["ended"]
 
 
 def test_a_run_that_nobody_trains_is_not_watched(

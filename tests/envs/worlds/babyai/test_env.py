@@ -4,7 +4,6 @@ import pytest
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Step
-from horizonrl.envs.formats import ActionFormat
 from horizonrl.envs.worlds.babyai.env import BabyAI
 
 
@@ -21,24 +20,21 @@ def first_observation(task_id: str, **options: str) -> str:
     return asyncio.run(BabyAI(**options).reset(task_id)).text  # type: ignore[arg-type]
 
 
-def test_the_reward_is_for_few_steps_and_is_paid_once() -> None:
-    async def run() -> None:
-        environment = BabyAI(format="plain")
-        await environment.reset("1801")
-        turned, found = (
-            await environment.step("turn right"),
-            await environment.step("go to red ball 1"),
-        )
-        assert (turned.reward, turned.terminated) == (0.0, False)
-        assert (found.terminated, found.success, found.reward) == (
-            True,
-            True,
-            1 - 0.9 * found.info["steps"] / 64,
-        )
-        with pytest.raises(EnvironmentFailure, match="the episode is over"):
-            await environment.step("turn right")
-
-    asyncio.run(run())
+async def test_the_reward_is_for_few_steps_and_is_paid_once() -> None:
+    environment = BabyAI(format="plain")
+    await environment.reset("1801")
+    turned, found = (
+        await environment.step("turn right"),
+        await environment.step("go to red ball 1"),
+    )
+    assert (turned.reward, turned.terminated) == (0.0, False)
+    assert (found.terminated, found.success, found.reward) == (
+        True,
+        True,
+        1 - 0.9 * found.info["steps"] / 64,
+    )
+    with pytest.raises(EnvironmentFailure, match="the episode is over"):
+        await environment.step("turn right")
 
 
 def test_an_episode_is_truncated_at_the_most_steps_of_its_level() -> None:
@@ -102,22 +98,6 @@ def test_pick_up_and_capitals_are_understood_and_a_check_lists_the_actions() -> 
     )
     assert known.observation.splitlines()[0] == unknown.observation.splitlines()[0]
     assert known.observation.startswith("The action is not recognized.")
-
-
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_expert_plays_in_every_format(action_format: ActionFormat) -> None:
-    async def run() -> None:
-        environment = BabyAI(format=action_format, style="compact")
-        observation = (await environment.reset("1806")).text
-        expert = environment.expert()
-        for _ in range(40):
-            step = await environment.step(expert.act(observation))
-            observation = step.observation
-            if step.terminated:
-                break
-        assert step.success
-
-    asyncio.run(run())
 
 
 def test_a_bound_holds_and_a_first_observation_beyond_it_is_a_config_error() -> None:

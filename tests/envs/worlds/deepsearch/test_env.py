@@ -75,13 +75,6 @@ def test_the_expert_answers_every_test_question() -> None:
     assert report.passed, report
 
 
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_expert_solves_a_question_in_every_format(action_format: str) -> None:
-    assert asyncio.run(
-        check("deepsearch", {"format": action_format}, ["2wiki-003", "musique-003"])
-    ).passed
-
-
 def test_episodes_do_not_depend_on_the_hash_seed() -> None:
     assert len(printed_under_hash_seeds(EPISODE)) == 1
 

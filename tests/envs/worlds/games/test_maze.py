@@ -7,7 +7,6 @@ import pytest
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
-from horizonrl.envs.check import check
 from horizonrl.envs.worlds.games.maze import LONGEST_WAY, STEPS, Maze, MazeWalk, Walk
 
 
@@ -65,13 +64,6 @@ def test_a_direction_may_stand_alone(action: str) -> None:
     game = walk()
     assert "Move up" not in game.follow(action).observation
     assert game.follow("jump").observation.startswith("Move up, down, left or right.")
-
-
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_expert_walks_in_every_format(action_format: str) -> None:
-    assert asyncio.run(
-        check("maze", {"format": action_format, "style": "compact"}, ["maze-001"])
-    ).passed
 
 
 def agentgym_maze(task_id: str, *actions: str) -> tuple[str, list[Step]]:

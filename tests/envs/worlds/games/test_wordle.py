@@ -8,7 +8,6 @@ import pytest
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
-from horizonrl.envs.check import check
 from horizonrl.envs.worlds.games.wordle import (
     AgentGymGuessing,
     Guessing,
@@ -80,13 +79,6 @@ def test_the_sixth_wrong_guess_ends_it_and_tells_the_word() -> None:
     assert [step.terminated for step in steps] == [False] * 5 + [True]
     assert steps[-1].observation.endswith("The word was stale.")
     assert not any(step.reward or step.success for step in steps)
-
-
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_expert_guesses_in_every_format(action_format: str) -> None:
-    assert asyncio.run(
-        check("wordle", {"format": action_format, "style": "compact"}, ["wordle-007"])
-    ).passed
 
 
 def drawn_anew(words: tuple[str, ...], *guesses: str, seed: int = 3) -> list[Step]:

@@ -1,11 +1,9 @@
-import asyncio
 from collections import Counter, defaultdict
 from random import Random
 
 import pytest
 
 from horizonrl.envs import registry
-from horizonrl.envs.check import check
 from horizonrl.envs.game import random_for
 from horizonrl.envs.worlds.household.env import CATEGORIES, Chore
 from horizonrl.envs.worlds.household.house import NOTHING, House, Place
@@ -113,11 +111,3 @@ def test_a_lamp_is_toggled_where_it_stands_and_never_taken() -> None:
         "You turn on the desklamp 1.",
         "You turn off the desklamp 1.",
     ]
-
-
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_expert_does_a_chore_in_every_format(action_format: str) -> None:
-    tasks = [f"household-{n:04d}" for n in range(6)]
-    assert asyncio.run(
-        check("household", {"format": action_format, "style": "compact"}, tasks)
-    ).passed

@@ -230,15 +230,12 @@ def test_a_reset_that_is_cancelled_while_the_browser_starts_leaves_nothing_behin
     run(scenario)
 
 
-def test_a_browser_that_cannot_be_started_is_a_failure() -> None:
-    async def scenario() -> None:
-        chromium = shared_chromium("/bin/false")
-        chromium.enter()
-        with pytest.raises(EnvironmentFailure, match="the browser /bin/false cannot open"):
-            await chromium.open("about:blank")
-        await chromium.leave()
-
-    asyncio.run(scenario())
+async def test_a_browser_that_cannot_be_started_is_a_failure() -> None:
+    chromium = shared_chromium("/bin/false")
+    chromium.enter()
+    with pytest.raises(EnvironmentFailure, match="the browser /bin/false cannot open"):
+        await chromium.open("about:blank")
+    await chromium.leave()
 
 
 def test_a_missing_chromium_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:

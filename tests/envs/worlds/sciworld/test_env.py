@@ -64,86 +64,71 @@ def test_the_rewards_of_a_solution_add_up_to_one_in_every_format(
 
 
 @needs_java
-def test_an_episode_does_not_depend_on_others_in_its_jvm() -> None:
-    async def run() -> None:
-        task_ids = [task_of("use-thermometer"), task_of("find-animal"), LIFESPAN]
-        environments = [SciWorld(format="plain") for _ in task_ids]
-        alone = [await solve(*each) for each in zip(environments, task_ids, strict=True)]
-        more = [SciWorld(format="plain") for _ in range(6)]
-        together = await asyncio.gather(
-            *(solve(each, task_ids[index % 3]) for index, each in enumerate(more))
-        )
-        assert list(together) == alone * 2
-        for environment in (*environments, *more):
-            await environment.close()
-
-    asyncio.run(run())
+async def test_an_episode_does_not_depend_on_others_in_its_jvm() -> None:
+    task_ids = [task_of("use-thermometer"), task_of("find-animal"), LIFESPAN]
+    environments = [SciWorld(format="plain") for _ in task_ids]
+    alone = [await solve(*each) for each in zip(environments, task_ids, strict=True)]
+    more = [SciWorld(format="plain") for _ in range(6)]
+    together = await asyncio.gather(
+        *(solve(each, task_ids[index % 3]) for index, each in enumerate(more))
+    )
+    assert list(together) == alone * 2
+    for environment in (*environments, *more):
+        await environment.close()
 
 
 @needs_java
-def test_a_score_below_zero_ends_the_episode() -> None:
-    async def run() -> None:
-        environment = SciWorld(format="plain")
-        await environment.reset(task_of("find-animal", "find-living-thing"))
-        step = await environment.step("focus on air")
-        assert (step.terminated, step.success, step.reward, step.info) == (
-            True,
-            False,
-            -1.0,
-            {"score": -100},
-        )
-        with pytest.raises(EnvironmentFailure, match="is over"):
-            await environment.step("look around")
-        await environment.close()
-
-    asyncio.run(run())
+async def test_a_score_below_zero_ends_the_episode() -> None:
+    environment = SciWorld(format="plain")
+    await environment.reset(task_of("find-animal", "find-living-thing"))
+    step = await environment.step("focus on air")
+    assert (step.terminated, step.success, step.reward, step.info) == (
+        True,
+        False,
+        -1.0,
+        {"score": -100},
+    )
+    with pytest.raises(EnvironmentFailure, match="is over"):
+        await environment.step("look around")
+    await environment.close()
 
 
 @needs_java
-def test_an_episode_is_truncated_after_its_most_steps() -> None:
-    async def run() -> None:
-        environment = SciWorld(format="react")
-        await environment.reset(LIFESPAN)
-        steps = [await environment.step("no action") for _ in range(MAX_STEPS)]
-        assert [step.truncated for step in steps] == [False] * (MAX_STEPS - 1) + [True]
-        await environment.close()
-
-    asyncio.run(run())
+async def test_an_episode_is_truncated_after_its_most_steps() -> None:
+    environment = SciWorld(format="react")
+    await environment.reset(LIFESPAN)
+    steps = [await environment.step("no action") for _ in range(MAX_STEPS)]
+    assert [step.truncated for step in steps] == [False] * (MAX_STEPS - 1) + [True]
+    await environment.close()
 
 
 @needs_java
-def test_a_dead_jvm_breaks_its_episodes_and_the_next_ones_have_another() -> None:
-    async def run() -> None:
-        environment, task_id = SciWorld(format="plain"), LIFESPAN
-        first = (await environment.reset(task_id)).text
-        for each in jvm._POOL:
-            if each._process is not None:
-                each._process.kill()
-                each._process.wait()
-        with pytest.raises(EnvironmentFailure, match="JVM"):
-            await environment.step("look around")
-        with pytest.raises(EnvironmentFailure, match="its last step failed"):
-            await environment.step("look around")
-        assert (await environment.reset(task_id)).text == first
-        assert (await solve(environment, task_id))[2]
-        await environment.close()
-
-    asyncio.run(run())
+async def test_a_dead_jvm_breaks_its_episodes_and_the_next_ones_have_another() -> None:
+    environment, task_id = SciWorld(format="plain"), LIFESPAN
+    first = (await environment.reset(task_id)).text
+    for each in jvm._POOL:
+        if each._process is not None:
+            each._process.kill()
+            each._process.wait()
+    with pytest.raises(EnvironmentFailure, match="JVM"):
+        await environment.step("look around")
+    with pytest.raises(EnvironmentFailure, match="its last step failed"):
+        await environment.step("look around")
+    assert (await environment.reset(task_id)).text == first
+    assert (await solve(environment, task_id))[2]
+    await environment.close()
 
 
 @needs_java
-def test_valid_actions_are_listed_on_demand_in_order_and_within_the_bound() -> None:
-    async def run() -> None:
-        environment = SciWorld(format="plain", style="compact", max_observation_chars=2_000)
-        await environment.reset(task_of("use-thermometer"))
-        listed = (await environment.step("valid actions")).observation
-        assert len(listed) <= 2_000
-        actions = listed.split(", ")[:-1]  # The last one is cut.
-        assert actions == sorted(actions)
-        assert any(action.startswith("close") for action in actions)
-        await environment.close()
-
-    asyncio.run(run())
+async def test_valid_actions_are_listed_on_demand_in_order_and_within_the_bound() -> None:
+    environment = SciWorld(format="plain", style="compact", max_observation_chars=2_000)
+    await environment.reset(task_of("use-thermometer"))
+    listed = (await environment.step("valid actions")).observation
+    assert len(listed) <= 2_000
+    actions = listed.split(", ")[:-1]  # The last one is cut.
+    assert actions == sorted(actions)
+    assert any(action.startswith("close") for action in actions)
+    await environment.close()
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,23 +159,20 @@ def test_the_expert_solves_every_test_task() -> None:
 
 
 @needs_java
-def test_agentgyms_style_has_no_rules_and_the_simulators_own_limit_of_moves() -> None:
-    async def run() -> None:
-        environment = SciWorld(style="agentgym", format="plain")
-        first = (await environment.reset("606")).text  # AgentGym's number, which is not listed
-        assert first.startswith("Your task is to measure the temperature of unknown substance B")
-        assert first.splitlines()[1].startswith("This room is called the hallway.")
-        # Takes no time.
-        steps = [await environment.step("look around") for _ in range(MAX_STEPS + 1)]
-        steps += [await environment.step("wait") for _ in range(10)]
-        assert [step.truncated for step in steps] == [False] * (MAX_STEPS + 10) + [True]
-        await environment.reset("606")
-        lost = await environment.step("focus on door to kitchen")
-        assert (lost.reward, lost.terminated) == (-1.0, True)
-        assert DIALECTS["sciworld"].write_step(lost, lost.reward)["score"] == -100
-        await environment.close()
-
-    asyncio.run(run())
+async def test_agentgyms_style_has_no_rules_and_the_simulators_own_limit_of_moves() -> None:
+    environment = SciWorld(style="agentgym", format="plain")
+    first = (await environment.reset("606")).text  # AgentGym's number, which is not listed
+    assert first.startswith("Your task is to measure the temperature of unknown substance B")
+    assert first.splitlines()[1].startswith("This room is called the hallway.")
+    # Takes no time.
+    steps = [await environment.step("look around") for _ in range(MAX_STEPS + 1)]
+    steps += [await environment.step("wait") for _ in range(10)]
+    assert [step.truncated for step in steps] == [False] * (MAX_STEPS + 10) + [True]
+    await environment.reset("606")
+    lost = await environment.step("focus on door to kitchen")
+    assert (lost.reward, lost.terminated) == (-1.0, True)
+    assert DIALECTS["sciworld"].write_step(lost, lost.reward)["score"] == -100
+    await environment.close()
 
 
 @needs_java

@@ -74,44 +74,35 @@ async def given_up(one: StubJvm) -> None:
             await one.call(one.hang)
 
 
-def test_a_call_that_hangs_is_ended_by_the_next_one_though_its_caller_gave_up_early(
+async def test_a_call_that_hangs_is_ended_by_the_next_one_though_its_caller_gave_up_early(
     pool: tuple[StubJvm, StubJvm],
 ) -> None:
-    async def run() -> None:
-        await given_up(pool[0])
-        await asyncio.sleep(CALL_S)
-        async with asyncio.timeout(CALL_S / 2):
-            assert await pool[0].call(answer) == "answer"
-        assert pool[0].starts == 2
-
-    asyncio.run(run())
+    await given_up(pool[0])
+    await asyncio.sleep(CALL_S)
+    async with asyncio.timeout(CALL_S / 2):
+        assert await pool[0].call(answer) == "answer"
+    assert pool[0].starts == 2
 
 
-def test_a_caller_that_gives_up_ends_the_call_that_hung_before_its_own(
+async def test_a_caller_that_gives_up_ends_the_call_that_hung_before_its_own(
     pool: tuple[StubJvm, StubJvm],
 ) -> None:
-    async def run() -> None:
-        await given_up(pool[0])
-        process: Any = pool[0]._process
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(CALL_S):
-                await pool[0].call(answer)
-        assert process.dead.is_set()
-
-    asyncio.run(run())
+    await given_up(pool[0])
+    process: Any = pool[0]._process
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(CALL_S):
+            await pool[0].call(answer)
+    assert process.dead.is_set()
 
 
-def test_a_long_line_of_calls_ends_no_jvm(pool: tuple[StubJvm, StubJvm]) -> None:
-    async def run() -> None:
-        one = pool[0]
-        calls = (one.call(lambda _: time.sleep(0.6 * CALL_S)) for _ in range(2))
-        first, second = await asyncio.gather(*calls, return_exceptions=True)
-        assert first is None
-        assert isinstance(second, EnvironmentTimeout)
-        assert await one.call(answer) == "answer"
-        assert one.starts == 1
-
-    asyncio.run(run())
+async def test_a_long_line_of_calls_ends_no_jvm(pool: tuple[StubJvm, StubJvm]) -> None:
+    one = pool[0]
+    calls = (one.call(lambda _: time.sleep(0.6 * CALL_S)) for _ in range(2))
+    first, second = await asyncio.gather(*calls, return_exceptions=True)
+    assert first is None
+    assert isinstance(second, EnvironmentTimeout)
+    assert await one.call(answer) == "answer"
+    assert one.starts == 1
 
 
 def test_an_expert_that_waits_for_a_call_that_hangs_ends_it(pool: tuple[StubJvm, StubJvm]) -> None:
@@ -120,17 +111,14 @@ def test_an_expert_that_waits_for_a_call_that_hangs_ends_it(pool: tuple[StubJvm,
     assert pool[0].wait_for(answer) == "answer"
 
 
-def test_new_episodes_avoid_a_jvm_whose_call_hangs_and_end_it_in_the_end(
+async def test_new_episodes_avoid_a_jvm_whose_call_hangs_and_end_it_in_the_end(
     pool: tuple[StubJvm, StubJvm],
 ) -> None:
-    async def run() -> None:
-        hung, other = pool
-        other.simulations = 7
-        await given_up(hung)
-        async with asyncio.timeout(CALL_S / 2):
-            assert (await Simulation.open())._jvm is other
-        await asyncio.sleep(CALL_S)
-        async with asyncio.timeout(CALL_S / 2):
-            assert (await Simulation.open())._jvm is hung
-
-    asyncio.run(run())
+    hung, other = pool
+    other.simulations = 7
+    await given_up(hung)
+    async with asyncio.timeout(CALL_S / 2):
+        assert (await Simulation.open())._jvm is other
+    await asyncio.sleep(CALL_S)
+    async with asyncio.timeout(CALL_S / 2):
+        assert (await Simulation.open())._jvm is hung

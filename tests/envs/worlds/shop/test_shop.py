@@ -1,10 +1,8 @@
-import asyncio
 import re
 
 import pytest
 
 from horizonrl.envs import registry
-from horizonrl.envs.check import check
 from horizonrl.envs.worlds.shop.catalogue import Product, Wish, load_products
 from horizonrl.envs.worlds.shop.env import BUY, Shop, Visit
 
@@ -96,9 +94,3 @@ def test_an_option_is_chosen_anew_and_forgotten_when_one_leaves() -> None:
     shopping.follow("click[< Prev]")
     assert shopping.follow(f"click[{rug}]").observation == page
     assert shopping.follow(f"click[{BUY}]").terminated
-
-
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_expert_shops_in_every_format(action_format: str) -> None:
-    options = {"format": action_format, "style": "compact"}
-    assert asyncio.run(check("shop", options, ["shop-0001", "shop-0002"])).passed

@@ -1,7 +1,5 @@
 """AgentGym's words and its reading of a command; `tests/peers/agentgym theirs textcraft` compares them turn by turn."""
 
-import asyncio
-
 import pytest
 
 from horizonrl.envs.worlds.textcraft.agentgym import AgentGymCrafting
@@ -54,15 +52,12 @@ def test_a_goal_is_crafted_and_the_inventory_tells_what_is_left() -> None:
     ]
 
 
-def test_the_expert_solves_a_task_in_agentgyms_style() -> None:
-    async def run() -> None:
-        environment = TextCraft(style="agentgym", format="plain", distractors=0)
-        first = (await environment.reset("chest")).text
-        assert first.startswith("Crafting commands:\ncraft ")
-        assert first.endswith("\n\nGoal: craft chest.")
-        expert = environment.expert()
-        while not (step := await environment.step(expert.act(""))).terminated:
-            assert step.observation.startswith(("Got ", "Crafted "))
-        assert (step.observation, step.success) == ("Crafted 1 minecraft:chest", True)
-
-    asyncio.run(run())
+async def test_the_expert_solves_a_task_in_agentgyms_style() -> None:
+    environment = TextCraft(style="agentgym", format="plain", distractors=0)
+    first = (await environment.reset("chest")).text
+    assert first.startswith("Crafting commands:\ncraft ")
+    assert first.endswith("\n\nGoal: craft chest.")
+    expert = environment.expert()
+    while not (step := await environment.step(expert.act(""))).terminated:
+        assert step.observation.startswith(("Got ", "Crafted "))
+    assert (step.observation, step.success) == ("Crafted 1 minecraft:chest", True)

@@ -60,58 +60,47 @@ def test_distractors_are_added_to_every_way_to_the_goal(task: TaskSpec) -> None:
     )
 
 
-def test_the_reward_is_paid_once_and_only_for_the_goal() -> None:
-    async def play() -> None:
-        environment = TextCraft(format="plain")
-        await environment.reset("stick")
-        bamboo, stick = (
-            await environment.step("get 4 bamboo"),
-            await environment.step("craft 1 stick using 2 bamboo"),
-        )
-        assert (bamboo.reward, bamboo.terminated, bamboo.success) == (0.0, False, False)
-        assert (stick.reward, stick.terminated, stick.success) == (1.0, True, True)
-        with pytest.raises(EnvironmentFailure, match="the episode is over"):
-            await environment.step("craft 1 stick using 2 bamboo")
-
-    asyncio.run(play())
+async def test_the_reward_is_paid_once_and_only_for_the_goal() -> None:
+    environment = TextCraft(format="plain")
+    await environment.reset("stick")
+    bamboo, stick = (
+        await environment.step("get 4 bamboo"),
+        await environment.step("craft 1 stick using 2 bamboo"),
+    )
+    assert (bamboo.reward, bamboo.terminated, bamboo.success) == (0.0, False, False)
+    assert (stick.reward, stick.terminated, stick.success) == (1.0, True, True)
+    with pytest.raises(EnvironmentFailure, match="the episode is over"):
+        await environment.step("craft 1 stick using 2 bamboo")
 
 
-def test_several_actions_in_one_reply_are_an_observation_and_none_is_taken() -> None:
-    async def play() -> None:
-        environment = TextCraft(format="react")
-        await environment.reset("stick")
-        refused = await environment.step(
-            "Action: get 2 bamboo\nAction: craft 1 stick using 2 bamboo"
-        )
-        assert refused.observation == "There are 2 actions in the reply. Take one action at a time."
-        nothing = await environment.step("Action: inventory")
-        assert nothing.observation == "Inventory: You are not carrying anything."
-
-    asyncio.run(play())
+async def test_several_actions_in_one_reply_are_an_observation_and_none_is_taken() -> None:
+    environment = TextCraft(format="react")
+    await environment.reset("stick")
+    refused = await environment.step("Action: get 2 bamboo\nAction: craft 1 stick using 2 bamboo")
+    assert refused.observation == "There are 2 actions in the reply. Take one action at a time."
+    nothing = await environment.step("Action: inventory")
+    assert nothing.observation == "Inventory: You are not carrying anything."
 
 
-def test_a_long_inventory_is_cut_to_the_bound() -> None:
-    async def play() -> None:
-        environment = TextCraft(
-            format="plain", style="compact", distractors=0, max_observation_chars=200
-        )
-        await environment.reset("stick")
-        for item in (
-            "cobblestone",
-            "sugar cane",
-            "rabbit hide",
-            "bamboo",
-            "ink sac",
-            "feather",
-            "flint",
-            "redstone",
-        ):
-            for count in (9_999, 9_999):
-                await environment.step(f"get {count} {item}")
-        step = await environment.step("inventory")
-        assert len(step.observation) <= 200
-
-    asyncio.run(play())
+async def test_a_long_inventory_is_cut_to_the_bound() -> None:
+    environment = TextCraft(
+        format="plain", style="compact", distractors=0, max_observation_chars=200
+    )
+    await environment.reset("stick")
+    for item in (
+        "cobblestone",
+        "sugar cane",
+        "rabbit hide",
+        "bamboo",
+        "ink sac",
+        "feather",
+        "flint",
+        "redstone",
+    ):
+        for count in (9_999, 9_999):
+            await environment.step(f"get {count} {item}")
+    step = await environment.step("inventory")
+    assert len(step.observation) <= 200
 
 
 def test_a_first_observation_that_does_not_fit_is_a_config_error() -> None:
@@ -138,18 +127,3 @@ def test_an_expert_before_reset_is_a_failure() -> None:
 def test_a_wrong_option_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TextCraft(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("style", ["full", "compact"])
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-def test_the_expert_solves_a_task_in_every_format(style: str, action_format: str) -> None:
-    async def play() -> float:
-        environment = TextCraft(style=style, format=action_format)
-        observation, reward, done = (await environment.reset("oak_fence")).text, 0.0, False
-        expert = environment.expert()
-        while not done:
-            step = await environment.step(expert.act(observation))
-            observation, reward, done = step.observation, reward + step.reward, step.terminated
-        return reward
-
-    assert asyncio.run(play()) == 1

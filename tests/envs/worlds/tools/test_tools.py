@@ -1,10 +1,8 @@
-import asyncio
 from random import Random
 
 import pytest
 
 from horizonrl.envs import registry
-from horizonrl.envs.check import check
 from horizonrl.envs.game import random_for
 from horizonrl.envs.worlds.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.worlds.tools.env import Errand
@@ -100,10 +98,3 @@ def test_a_call_that_cannot_be_made_changes_nothing_and_says_why(action: str, an
     step = errand(call("complete_task", name="mend")).follow(action)
     assert step.observation.startswith(answer)
     assert not step.reward and not step.terminated
-
-
-@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
-@pytest.mark.parametrize("env_id", DOMAINS)
-def test_the_expert_calls_tools_in_every_format(env_id: str, action_format: str) -> None:
-    tasks = [f"{env_id}-{number:03d}" for number in range(4)]
-    assert asyncio.run(check(env_id, {"format": action_format, "style": "compact"}, tasks)).passed

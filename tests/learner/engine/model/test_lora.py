@@ -1,6 +1,5 @@
 """Adapters are trained, and everybody else sees a full model's weights."""
 
-import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -115,36 +114,33 @@ def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(
         assert found == weights
 
 
-def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(
+async def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(
     start: StartEngine, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        transport = MemoryTransport(MemoryServer(), "run")
-        host, late = (ShadowHost(transport, tmp_path / name) for name in ("host", "late"))
-        engine = start(backend="torch")
-        for lineage in (0, 1):
-            publisher = WeightsPublisher(
-                transport, Fence(transport), tmp_path / "weights", share_files=False
-            )
-            if lineage == 1:  # as `Recovery.resume` does it
-                engine = start(backend="torch")
-            engine.write_weights(publisher.base_file)
-            if lineage == 1:
-                engine.load(tmp_path / "checkpoint")
-            for version in range(1 + lineage, 4 + lineage):
-                engine.train_step(make_batch(version), 1e-2)
-                policy = PolicyVersion(version=version, lineage=lineage)
-                await publisher.publish(policy, engine.write_weights(publisher.path_for(policy)))
-                manifest = await StateStore(transport).get(Key.POLICY)
-                assert isinstance(manifest, WeightsManifest)
-                assert await host.load(manifest) == publisher.path_for(policy).read_bytes()
-            engine.save(tmp_path / "checkpoint", {})
-        assert await late.load(manifest) == publisher.path_for(policy).read_bytes()
-        assert host.received("base") == manifest.weights_bytes, "the frozen model went once"
-        assert host.received("changes") > 0
-        assert host.received("changes") + host.received("frame") < manifest.weights_bytes
-
-    asyncio.run(scenario())
+    transport = MemoryTransport(MemoryServer(), "run")
+    host, late = (ShadowHost(transport, tmp_path / name) for name in ("host", "late"))
+    engine = start(backend="torch")
+    for lineage in (0, 1):
+        publisher = WeightsPublisher(
+            transport, Fence(transport), tmp_path / "weights", share_files=False
+        )
+        if lineage == 1:  # as `Recovery.resume` does it
+            engine = start(backend="torch")
+        engine.write_weights(publisher.base_file)
+        if lineage == 1:
+            engine.load(tmp_path / "checkpoint")
+        for version in range(1 + lineage, 4 + lineage):
+            engine.train_step(make_batch(version), 1e-2)
+            policy = PolicyVersion(version=version, lineage=lineage)
+            await publisher.publish(policy, engine.write_weights(publisher.path_for(policy)))
+            manifest = await StateStore(transport).get(Key.POLICY)
+            assert isinstance(manifest, WeightsManifest)
+            assert await host.load(manifest) == publisher.path_for(policy).read_bytes()
+        engine.save(tmp_path / "checkpoint", {})
+    assert await late.load(manifest) == publisher.path_for(policy).read_bytes()
+    assert host.received("base") == manifest.weights_bytes, "the frozen model went once"
+    assert host.received("changes") > 0
+    assert host.received("changes") + host.received("frame") < manifest.weights_bytes
 
 
 def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trained(
