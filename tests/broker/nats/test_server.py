@@ -198,7 +198,7 @@ async def test_two_servers_do_not_share_a_directory(
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-async def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -207,9 +207,12 @@ async def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> N
         assert running(pid)
         os.kill(parent.pid, signal.SIGKILL)
 
-    async with asyncio.timeout(15.0):
-        while running(pid):  # not our child: nothing announces its end
-            await asyncio.sleep(0.05)
+    async def until_gone() -> None:
+        async with asyncio.timeout(15.0):
+            while running(pid):  # not our child: nothing announces its end
+                await asyncio.sleep(0.05)
+
+    asyncio.run(until_gone())
 
 
 def test_a_missing_server_names_the_package_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
