@@ -295,15 +295,19 @@ class CorrectionSection(Section):
     """Importance weight for reinforce, decoupled_ppo and gspo. auto: token for these, otherwise off."""
     geometric_band: Band | None = None
     """Geometric mean ratios of kept episodes, such as [0.99, 1.01]."""
+    k3_max: AboveZero | None = None
+    """Largest mean of r - log r - 1 of kept episodes, such as 1e-2."""
     veto_band: Band | None = None
     """Band outside which one token's ratio drops its episode, such as [1e-4, 100]."""
     stale_negative_max: AboveZero | None = None
     """Mean of log μ - log π above which an episode's tokens of negative advantage are masked."""
+    ess_lr: bool = False
+    """Whether the learning rate is scaled by the root of the effective sample size (arXiv 2602.17616)."""
 
     @property
     def masks(self) -> bool:
         """Whether any mask is on."""
-        bounds = (self.geometric_band, self.veto_band, self.stale_negative_max)
+        bounds = (self.geometric_band, self.k3_max, self.veto_band, self.stale_negative_max)
         return any(bound is not None for bound in bounds)
 
     @model_validator(mode="after")

@@ -48,6 +48,8 @@ def kept(
     masks = []
     if settings.geometric_band is not None:
         masks.append(geometric_mask(log_ratio_N, episodes_N, settings.geometric_band))
+    if settings.k3_max is not None:
+        masks.append(k3_mask(log_ratio_N, episodes_N, settings.k3_max))
     if settings.veto_band is not None:
         masks.append(veto_mask(log_ratio_N, episodes_N, settings.veto_band))
     if settings.stale_negative_max is not None:
@@ -76,6 +78,12 @@ def icepop(log_ratio_N: Tensor, band: tuple[float, float]) -> Tensor:
 def geometric_mask(log_ratio_N: Tensor, episodes_N: Tensor, band: tuple[float, float]) -> Tensor:
     """Keep the episodes whose geometric mean of r lies in the band."""
     return _inside(ratio(episode_mean(log_ratio_N, episodes_N)), band)
+
+
+def k3_mask(log_ratio_N: Tensor, episodes_N: Tensor, bound: float) -> Tensor:
+    """Keep the episodes whose k3 estimate of KL(μ ‖ π), the mean of r − log r − 1, is at most the bound."""
+    r_N = ratio(log_ratio_N)
+    return episode_mean(r_N - r_N.log() - 1.0, episodes_N) <= bound
 
 
 def veto_mask(log_ratio_N: Tensor, episodes_N: Tensor, band: tuple[float, float]) -> Tensor:

@@ -235,22 +235,35 @@ class LossStats:
     importance_squared: float = 0.0
     reference_kl: float = 0.0
     episodes: float = 0.0
-    """Trained episodes with a behaviour policy."""
+    """Trained episodes with a behaviour policy. The two products are sums over these."""
+    product: float = 0.0
+    """Π r over an episode, relative to the largest: that of 10,000 tokens may be e^-1000."""
+    product_squared: float = 0.0
     valued: float = 0.0
     """Tokens with a target of the critic."""
     value_squared: float = 0.0
     moving: float = 0.0
     """Tokens that move the policy: neither dropped by a mask, nor of weight or advantage 0."""
+    log_product_max: float = -math.inf
+    """Not a sum but the logarithm of the largest Π r, to which both products are relative."""
     importance_max: float = 0.0
     """Not a sum but the largest."""
     own: tuple[float, ...] = field(default=(), kw_only=True)
     """The named numbers of a loss of another package, over the compared tokens."""
 
     def __add__(self, other: "LossStats") -> "LossStats":
+        log_max = max(self.log_product_max, other.log_product_max)
+        rows = (self._relative_to(log_max).row(), other._relative_to(log_max).row())
         # The sum begins with one that has no numbers.
-        pairs = zip_longest(self.row(), other.row(), fillvalue=0.0)
-        added = LossStats.read([sum(pair) for pair in pairs])
-        return replace(added, importance_max=max(self.importance_max, other.importance_max))
+        added = LossStats.read([sum(pair) for pair in zip_longest(*rows, fillvalue=0.0)])
+        largest = max(self.importance_max, other.importance_max)
+        return replace(added, importance_max=largest, log_product_max=log_max)
+
+    def _relative_to(self, log_max: float) -> "LossStats":
+        factor = math.exp(self.log_product_max - log_max) if self.episodes else 0.0
+        return replace(
+            self, product=self.product * factor, product_squared=self.product_squared * factor**2
+        )
 
     def row(self) -> list[float]:
         """Return the sums as one row, which `read` takes."""
@@ -271,6 +284,11 @@ class LossStats:
     def ess(self) -> float:
         """Effective sample size (Σr)² / (N Σr²): 1 if all tokens weigh the same."""
         return mean(self.importance**2, self.compared * self.importance_squared)
+
+    @property
+    def ess_of_episodes(self) -> float:
+        """The same for whole episodes with the weight Π r (arXiv 2602.17616); far lower for long ones."""
+        return mean(self.product**2, self.episodes * self.product_squared)
 
 
 def mean(total: float, count: float) -> float:
@@ -308,16 +326,17 @@ def loss_stats(
         clipped_N,
     ]
     columns += [ratio_N, ratio_N.square(), reference_N * compared_N]
-    # By their places and not by a mask: how many a mask leaves is not known before a GPU has computed it.
-    counted_N = (compared_N * (inputs.scales_N > 0)).double()
-    tokens_E = counted_N.new_zeros(inputs.episodes).index_add(0, inputs.episodes_N, counted_N)
-    columns += [tokens_E > 0]
+    log_product_E, counted_E = log_products(output.logprobs_N - inputs.logprobs_N, inputs)
+    log_max = log_product_E.amax() if inputs.episodes else log_product_E.new_tensor(-math.inf)
+    # Without any episode both are −∞, whose difference is NaN.
+    product_E = torch.where(counted_E, log_product_E - log_max, -math.inf).exp()
+    columns += [counted_E, product_E, product_E.square()]
     columns += [(~inputs.targets_N.isnan()).to(loss_N.dtype), critic_error(output, inputs).square()]
     policy_N, numbers = measure_policy_loss(output.logprobs_N, inputs, objective)
     columns += [_moving(policy_N, inputs, objective)]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
     weighted = [number_N * compared_N for number_N in numbers.values()]
-    columns += [largest, *weighted]
+    columns += [log_max, largest, *weighted]
     return torch.stack([column.detach().double().sum() for column in columns])
 
 
@@ -326,6 +345,19 @@ def _moving(policy_N: Tensor, inputs: LossInputs, objective: Objective) -> Tenso
     if objective.loss.entropy > 0 or objective.adds_kl:
         return inputs.scales_N > 0  # both terms reach tokens that a mask drops
     return ((policy_N != 0) | inputs.demo_N) & (inputs.scales_N > 0)
+
+
+def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    """Return log Π r of each episode in float64, and whether it is trained and no demonstration; else it is −∞."""
+    counted_N = ~inputs.demo_N & (inputs.scales_N > 0)
+    # By their places and not by a mask: how many a mask leaves is not known before a GPU has computed it.
+    sums_E = log_ratio_N.new_zeros(inputs.episodes, dtype=torch.float64)
+    tokens_E = sums_E.index_add(0, inputs.episodes_N, counted_N.double())
+    sums_E = sums_E.index_add(
+        0, inputs.episodes_N, torch.where(counted_N, log_ratio_N, 0.0).double()
+    )
+    counted_E = tokens_E > 0
+    return torch.where(counted_E, sums_E, -math.inf), counted_E
 
 
 def two_tokens() -> tuple[Tensor, LossInputs]:

@@ -284,8 +284,11 @@ class PolicyGradientEngine:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
         objective = self._settings.objective
         own_stats = self._twice(lambda: self._add_gradients(samples, version, lr))
-        # Before the step and over all ranks: each of them must take it at the same rate.
+        # Before the step and over all ranks: each of them must scale the rate by the same effective sample size.
         stats = self._total(own_stats)
+        # Without such an episode the ESS is NaN, and the rate would be too.
+        if objective.correction.ess_lr and stats.episodes:
+            lr *= math.sqrt(stats.ess_of_episodes)
         if lr and not stats.moving:
             # A rate of 0 pauses the optimizer, whose momentum would move the weights without any gradient. The version
             # is committed all the same, with the weights of the one before: its groups are settled.

@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 KINDS = sorted(LOSSES)
 MASKS: dict[str, Any] = {
     "geometric_band": (0.8, 1.25),
+    "k3_max": 0.1,
     "veto_band": (0.3, 3.0),
     "stale_negative_max": 0.05,
 }
@@ -105,9 +106,11 @@ def oracle_masks(batch: Ragged) -> dict[str, NDArray[np.bool_]]:
     """Whether each token is kept, mask by mask, with the bounds of MASKS."""
     log_N = batch.logprobs_N - batch.mu_N
     mean_N = by_episode(batch, log_N, np.mean)
+    k3_N = by_episode(batch, np.exp(log_N) - log_N - 1, np.mean)
     within_N = (np.exp(log_N) >= 0.3) & (np.exp(log_N) <= 3.0)
     return {
         "geometric_band": (np.exp(mean_N) >= 0.8) & (np.exp(mean_N) <= 1.25),
+        "k3_max": k3_N <= 0.1,
         "veto_band": by_episode(batch, within_N.astype(float), np.min) == 1,
         "stale_negative_max": ~((batch.advantages_N < 0) & (-mean_N > 0.05)),
     }
@@ -168,7 +171,9 @@ def test_every_loss_equals_the_oracle(kind: str, weight: str | None, batch: Ragg
     assert_allclose(batch.loss(objective), oracle_loss(batch, objective), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("mask", ["geometric_band", "veto_band", "stale_negative_max", "all"])
+@pytest.mark.parametrize(
+    "mask", ["geometric_band", "k3_max", "veto_band", "stale_negative_max", "all"]
+)
 @given(batch=ragged())
 def test_every_mask_equals_the_oracle(mask: str, batch: Ragged) -> None:
     oracle = oracle_masks(batch)
@@ -256,6 +261,7 @@ def test_masks_by_hand() -> None:
         True,
         False,
     ]
+    assert c.k3_mask(logs(2.0, 0.5, 1.1), episodes_N, 1e-2).tolist() == [False, False, True]
     assert c.veto_mask(logs(1e-5, 1.0, 1.0), episodes_N, (1e-4, 100.0)).tolist() == [
         False,
         False,

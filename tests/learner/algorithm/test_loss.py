@@ -198,6 +198,9 @@ def test_the_tally_equals_the_oracle(
         "importance_squared": (ratio_N**2).sum(),
         "importance_max": ratio_N.max(),
         "episodes": len(rows),  # of one token each
+        "log_product_max": (log_product_E := table[:, 0] - table[:, 1]).max(),
+        "product": np.exp(log_product_E - log_product_E.max()).sum(),
+        "product_squared": np.exp(2 * (log_product_E - log_product_E.max())).sum(),
     }
     for name, value in oracle.items():
         assert getattr(stats, name) == pytest.approx(value, rel=1e-9, abs=1e-9), name

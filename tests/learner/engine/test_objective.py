@@ -1,5 +1,6 @@
 """The objective as a whole: its gradient does not depend on how a batch is laid out."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from numpy.typing import NDArray
 from torch import Tensor
 
 from horizonrl.common.config.objective import Objective, ReferenceSection
@@ -142,15 +144,46 @@ def test_the_default_normalisation_follows_the_loss(kind: str, counted_by: str) 
     assert make_loss(kind=kind, normalisation="prompt").counted_by == "prompt"
 
 
-def test_episodes_that_are_cloned_or_masked_do_not_count() -> None:
-    nothing_N, episodes_N = torch.zeros(8), torch.arange(4).repeat_interleave(2)
-    demo_N, scales_N = episodes_N == 2, (episodes_N != 3).float()
-    inputs = known(
-        nothing_N, nothing_N, episodes_N * 0, episodes_N, demo_N=demo_N, scales_N=scales_N
-    )
-    output = ScorerOutput(nothing_N, nothing_N, nothing_N, nothing_N)
-    stats = LossStats.total([loss_stats(nothing_N, output, inputs, Objective())])
-    assert (stats.episodes, stats.compared) == (2, 6)
+def ess_lr_scale(log_ratio_BT: NDArray[np.float64], parts: int = 1, **columns: Tensor) -> float:
+    """Return what `ess_lr` scales the rate of an update by, tallied in so many micro-batches."""
+    rows = []
+    for logs_BT in np.split(log_ratio_BT, parts):
+        logs_N = torch.from_numpy(logs_BT.ravel())
+        nothing_N, episodes_N = (
+            torch.zeros_like(logs_N),
+            torch.arange(len(logs_BT)).repeat_interleave(logs_BT.shape[1]),
+        )
+        own = {name: column.repeat_interleave(logs_BT.shape[1]) for name, column in columns.items()}
+        tokens_known = known(nothing_N, nothing_N, episodes_N * 0, episodes_N, **own)
+        output = ScorerOutput(logs_N, nothing_N, nothing_N, nothing_N)
+        rows.append(loss_stats(nothing_N, output, tokens_known, Objective()))
+    return math.sqrt(LossStats.total(rows).ess_of_episodes)
+
+
+def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:
+    log_ratio_BT = np.random.default_rng(0).normal(0, 0.05, (64, 500))
+    weights_B = np.exp(log_ratio_BT.sum(1))
+    oracle = math.sqrt(weights_B.sum() ** 2 / (64 * (weights_B**2).sum()))
+    assert oracle == pytest.approx(0.601, abs=1e-3)  # of the tokens it is 0.999
+    for parts in (1, 8):
+        assert ess_lr_scale(log_ratio_BT, parts) == pytest.approx(oracle, rel=1e-6)
+    # All alike, however far away.
+    assert ess_lr_scale(np.full((4, 500), -0.2)) == pytest.approx(1.0)
+    # Alike but for one, whose Π r of e^-600 is the largest by far: one episode of sixteen is all that is left.
+    apart = np.full((16, 10_000), -0.1)
+    apart[3] = -0.06
+    for parts in (1, 16):
+        assert ess_lr_scale(apart, parts) == pytest.approx(0.25)
+
+
+def test_episodes_that_are_cloned_or_masked_do_not_lower_the_rate() -> None:
+    log_ratio_BT = np.repeat([[0.0], [0.0], [3.0], [-3.0]], 5, axis=1)
+    out = {
+        "demo_N": torch.tensor([False, False, True, False]),
+        "scales_N": torch.tensor([1.0, 1.0, 1.0, 0.0]),
+    }
+    assert ess_lr_scale(log_ratio_BT, **out) == pytest.approx(1.0)
+    assert ess_lr_scale(log_ratio_BT) < 0.6
 
 
 def test_dpo_is_its_losss_gradient_only_where_all_tokens_count_the_same() -> None:

@@ -270,6 +270,40 @@ def test_the_entropy_bonus_raises_the_entropy(start: StartEngine) -> None:
     assert entropies[-1] > entropies[0] + 0.01
 
 
+def test_a_low_effective_sample_size_of_episodes_lowers_the_learning_rate(
+    start: StartEngine, tiny_model: Path, tmp_path: Path
+) -> None:
+    lm: Any = load_language_model(tiny_model)
+    products = []
+    for trace in make_batch().traces:
+        with torch.no_grad():
+            scores_LV = (
+                lm(input_ids=torch.from_numpy(trace.ids_L)[None].long())
+                .logits[0]
+                .float()
+                .log_softmax(-1)
+            )
+        asked = np.flatnonzero(trace.mask_L)
+        log_ratios = scores_LV[asked - 1, trace.ids_L[asked]].numpy() - trace.logprobs_L[asked]
+        products.append(np.exp(log_ratios.astype(np.float64).sum()))
+    scale = math.sqrt(
+        sum(products) ** 2 / (len(products) * sum(product**2 for product in products))
+    )
+    lengths = []
+    for scaled in (False, True):
+        engine = start(
+            objective=Objective(
+                advantage=RETURNS.advantage, correction=make_correction(ess_lr=scaled)
+            )
+        )
+        before = weights_of(engine, tmp_path / "before")
+        stats = engine.train_step(make_batch(), 1e-2)
+        assert stats.lr == pytest.approx(1e-2 * scale if scaled else 1e-2, rel=0.02)
+        lengths.append(float((weights_of(engine, tmp_path / "after") - before).norm()))
+    assert scale < 0.9 * math.sqrt(stats.ess)
+    assert lengths[1] / lengths[0] == pytest.approx(scale, rel=0.05)
+
+
 def test_the_step_does_not_depend_on_how_the_batch_was_cut(
     start: StartEngine, tmp_path: Path
 ) -> None:
@@ -324,6 +358,7 @@ GEOMETRIC = make_correction(geometric_band=(0.9, 1.1))
     [
         ("deepspeed", GEOMETRIC),
         ("torch", GEOMETRIC),
+        ("torch", make_correction(k3_max=1e-9)),
         ("torch", make_correction(veto_band=(0.9, 1.1))),
         ("torch", make_correction(stale_negative_max=1e-9)),
         ("torch", make_correction(kind="icepop", band=(0.9, 1.1))),
