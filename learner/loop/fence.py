@@ -84,11 +84,13 @@ class Fence:
         """Return why this learner may not speak: another one replaced it, or the broker has lost what it announced.
 
         A successor first repeats this learner's last word, then speaks for a later lineage. If the key holds an older
-        word of this learner, the broker has lost the newer ones.
+        word of this learner, the broker has lost the newer ones. So it has if the word is the same and its revision is
+        older: a learner that waits says the same again.
         """
+        newer = await self._transport.revision(Key.PROGRESS) > self._progress
         held, ours = await self._state.get(Key.PROGRESS), self._last_word
         replaced = isinstance(held, Progress) and (
-            ours is None or held == ours or held.policy.lineage > ours.policy.lineage
+            ours is None or (held == ours and newer) or held.policy.lineage > ours.policy.lineage
         )
         if replaced:
             return Fenced(

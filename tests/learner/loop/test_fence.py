@@ -247,3 +247,17 @@ async def test_a_learner_that_was_silent_while_another_took_over_is_fenced_at_on
         await silent.check()
     assert fenced.value.exit_code == 2
     await GroupLog(MemoryTransport(server, "run")).publish(make_group(0))
+
+
+async def test_a_learner_is_not_replaced_by_its_own_word_that_the_broker_had_before() -> None:
+    """It says the same again while it waits for groups, and the broker loses the repeat."""
+    server = MemoryServer()
+    learner = await spoken(server, 0)
+    run = server.runs["run"]
+    backup, revision = dict(run.state), run.revision
+    word = await said(server)
+    await learner.announce(word)
+    run.state, run.revision = backup, revision
+    for call in (learner.announce(word), learner.check()):
+        with pytest.raises(StateConflict, match="no longer holds what this learner announced"):
+            await call
