@@ -1,4 +1,4 @@
-"""Dead letters: bytes that could not be decoded are stored unchanged, with the reason. Nothing is lost silently."""
+"""Dead letters: what cannot be decoded or was forged is stored unchanged, with the reason. Nothing is lost silently."""
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.common.logs import get_logger
@@ -15,7 +15,7 @@ MAX_REASON = 512
 async def store_dead_letter(
     transport: Transport, stream: Stream, message: Message, reason: str, data: bytes | None = None
 ) -> None:
-    """Store an undecodable message in DEAD; only once, however often it is read.
+    """Store a message that is refused in DEAD; only once, however often it is read.
 
     `data` are the message's bytes where they came in parts, in other messages.
     """

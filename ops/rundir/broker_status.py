@@ -36,7 +36,7 @@ class BrokerStatus:
     queue: QueueState
     log: Extent
     dead: int
-    """Messages that could not be decoded."""
+    """Messages that were refused, each stored with its reason."""
     looked_at: float
 
     @property

@@ -36,7 +36,7 @@ TROUBLES = {
     "close_overdue": "did not end by itself",
     "conservation_violated": "more tickets ended than were issued: a defect of HorizonRL",
     "context_before_horizon": "many episodes end at the context, not at the horizon; raise model.max_context_tokens",
-    "dead_letter_stored": "an undecodable message was stored as a dead letter",
+    "dead_letter_stored": "a message was refused and stored as a dead letter",
     "disk_short": "the disk will run out of space",
     "end_of_no_ticket": "skipped a group whose ticket was never issued; no actor of this run made it",
     "end_published_again": "published a group again because its parts were purged while they were joined",

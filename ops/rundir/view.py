@@ -211,7 +211,7 @@ class RunView:
             sentences.append(unequal)
         if self.broker is not None and self.broker.dead:
             messages = count_noun(self.broker.dead, "message")
-            sentences.append(f"{messages} could not be decoded (stream {self.name}_DEAD)")
+            sentences.append(f"{messages} refused (stream {self.name}_DEAD says why)")
         if self.broker is not None and self.broker.log.full and not self.finished:
             log = self.broker.log
             sentences.append(

@@ -440,7 +440,7 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
         "5 issued = 1 trained + 1 dropped (zero_variance 1) + 0 void + 3 outstanding",
         "the learner has 1 group of its next batch actors hold 1 ticket; queued: 2",
         "the learner has yet to read 1 message of the group log",
-        "1 message could not be decoded (stream elsewhere_DEAD)",
+        "1 message refused (stream elsewhere_DEAD says why)",
     ):
         assert part in text, text
     assert main([*asked, "--run", "elsewhere", "--json"]) == 0
