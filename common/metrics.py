@@ -305,7 +305,11 @@ EVERY = (
         "counter", "broker_full_waits_total", "Publishes that waited because the stream was full."
     ),
     Metric("counter", "broker_denied_total", "Operations that the broker refused."),
-    Metric("counter", "dead_letters_total", "Messages that were refused, stored in a stream with the reason."),
+    Metric(
+        "counter",
+        "dead_letters_total",
+        "Messages that were refused, stored in a stream with the reason.",
+    ),
 )
 _NAMED = {metric.name for metric in (*CONTROLLER, *LEARNER)}
 OF_A_STEP = tuple(
