@@ -160,8 +160,6 @@ class TrackerSection(Section):
     kind: Literal["tensorboard", "wandb", "trackio"] | None = None
     """Tracker that also receives the run's numbers: `pip install 'horizonrl[KIND]'`. They stay on this machine unless
     WANDB_MODE is online, or TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set."""
-    project: str = "horizonrl"
-    """Project in wandb and trackio."""
 
 
 SHARED_SECTIONS = ("rollout", "horizon", "curriculum", "imitation", "rl", "eval")

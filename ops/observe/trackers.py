@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 from horizonrl.common.errors import MissingDependency
 
+PROJECT = "horizonrl"
+"""The project in wandb and trackio, unless WANDB_PROJECT or TRACKIO_PROJECT names another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -35,7 +38,6 @@ class TrackedRun:
 
     identity: str
     name: str
-    project: str
     directory: Path
     """For files of the tracker's own."""
     config: Mapping[str, Any]
@@ -94,7 +96,7 @@ class Wandb:
             disable_job_creation=True,
         )
         self._run = wandb.init(
-            project=run.project,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=run.name,
             id=run.identity,
             resume="allow" if mode == "online" else None,
@@ -123,7 +125,7 @@ class Trackio:
         import trackio
 
         self._run: Any = trackio.init(
-            project=run.project,
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
             name=f"{run.name}-{run.identity}",
             resume="allow",
             config=dict(run.config),

@@ -206,7 +206,6 @@ def _tracked_run(config: RunConfig, directory: Path, tracked: Tracked) -> Tracke
     return TrackedRun(
         identity=tracked.identity,
         name=config.run.name,
-        project=config.tracker.project,
         directory=folder,
         config=public_config(config),
         next_step=tracked.step + 1,
