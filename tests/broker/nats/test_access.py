@@ -163,17 +163,14 @@ async def refused(broker: Secured, role: Role) -> tuple[set[str], set[str]]:
     return publishing, {name for what, name in parts if "subscription" in what}
 
 
-def test_a_role_may_do_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with secured(tmp_path) as broker:
-            for role in Role:
-                publishing, subscribing = await refused(broker, role)
-                # As nats-py tells it.
-                may = {subject for subject in attempts() if subject.lower() not in publishing}
-                assert may == ALLOWED[role] | EVERYONE, role
-                assert subscribing == {subject.format(run=RUN).lower() for subject in OVERHEARD}
-
-    uvloop.run(scenario())
+async def test_a_role_may_do_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        for role in Role:
+            publishing, subscribing = await refused(broker, role)
+            # As nats-py tells it.
+            may = {subject for subject in attempts() if subject.lower() not in publishing}
+            assert may == ALLOWED[role] | EVERYONE, role
+            assert subscribing == {subject.format(run=RUN).lower() for subject in OVERHEARD}
 
 
 @pytest.mark.parametrize("extra", ["", ACK_V2], ids=["ack-v1", "ack-v2"])
@@ -294,104 +291,91 @@ def changed(settings: BrokerSection, **keys: Path | None) -> BrokerSection:
     return settings.model_copy(update={"nats": settings.nats.model_copy(update=keys)})
 
 
-def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with secured(tmp_path / "a") as broker, secured(tmp_path / "b") as stranger:
-            settings = broker.settings(Role.ACTOR)
-            for wrong in (stranger.keys.authority, None):
-                with pytest.raises(
-                    BrokerDenied, match=r"not trusted \(.*\): broker\.nats\.ca_file must"
-                ):
-                    await connect(RUN, changed(settings, ca_file=wrong), Role.ACTOR)
+async def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with secured(tmp_path / "a") as broker, secured(tmp_path / "b") as stranger:
+        settings = broker.settings(Role.ACTOR)
+        for wrong in (stranger.keys.authority, None):
+            with pytest.raises(
+                BrokerDenied, match=r"not trusted \(.*\): broker\.nats\.ca_file must"
+            ):
+                await connect(RUN, changed(settings, ca_file=wrong), Role.ACTOR)
+        with pytest.raises(
+            BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"
+        ):
+            await connect(
+                RUN,
+                changed(settings, nkey_seed=stranger.keys.seed(RUN, Role.ACTOR)),
+                Role.ACTOR,
+            )
+
+
+async def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker, EmbeddedServer(tmp_path / "plain") as plain:
+        settings = changed(broker.settings(Role.CONTROLLER), nkey_seed=None).model_copy(
+            update={"url": plain.url}
+        )
+        with pytest.raises(
+            BrokerDenied, match=r"offers no TLS although broker\.nats\.ca_file is set"
+        ):
+            await connect(RUN, settings)
+
+
+async def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path) -> None:
+    async with (
+        secured(tmp_path) as broker,
+        broker.open(Role.ACTOR) as first,
+        broker.open(Role.ACTOR, number=1) as kept,
+    ):
+        async with broker.open(Role.CONTROLLER) as controller, asyncio.TaskGroup() as group:
+            waiting = group.create_task(TicketQueue(kept).lease(20.0))
+            broker.keys.seed(RUN, Role.ACTOR).unlink()
+            make_keys(broker.keys.folder, [RUN], [], actors=3)
+            os.kill(broker.server.pid, signal.SIGHUP)
             with pytest.raises(
                 BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"
             ):
-                await connect(
-                    RUN,
-                    changed(settings, nkey_seed=stranger.keys.seed(RUN, Role.ACTOR)),
-                    Role.ACTOR,
-                )
-
-    uvloop.run(scenario())
-
-
-def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with secured(tmp_path) as broker, EmbeddedServer(tmp_path / "plain") as plain:
-            settings = changed(broker.settings(Role.CONTROLLER), nkey_seed=None).model_copy(
-                update={"url": plain.url}
-            )
-            with pytest.raises(
-                BrokerDenied, match=r"offers no TLS although broker\.nats\.ca_file is set"
-            ):
-                await connect(RUN, settings)
-
-    uvloop.run(scenario())
+                async with asyncio.timeout(20.0):
+                    await first.lease(30.0)
+            await TicketQueue(controller).issue(make_ticket(0))
+        assert waiting.result() is not None
+        for number in (0, 2):  # the one with another key, and one more
+            async with broker.open(Role.ACTOR, number=number) as another:
+                assert (await another.publish("groups.train", b"x")).sequence > 0
+        assert kept.counters.reconnects == 0
 
 
-def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            secured(tmp_path) as broker,
-            broker.open(Role.ACTOR) as first,
-            broker.open(Role.ACTOR, number=1) as kept,
-        ):
-            async with broker.open(Role.CONTROLLER) as controller, asyncio.TaskGroup() as group:
-                waiting = group.create_task(TicketQueue(kept).lease(20.0))
-                broker.keys.seed(RUN, Role.ACTOR).unlink()
-                make_keys(broker.keys.folder, [RUN], [], actors=3)
-                os.kill(broker.server.pid, signal.SIGHUP)
-                with pytest.raises(
-                    BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"
-                ):
-                    async with asyncio.timeout(20.0):
-                        await first.lease(30.0)
-                await TicketQueue(controller).issue(make_ticket(0))
-            assert waiting.result() is not None
-            for number in (0, 2):  # the one with another key, and one more
-                async with broker.open(Role.ACTOR, number=number) as another:
-                    assert (await another.publish("groups.train", b"x")).sequence > 0
-            assert kept.counters.reconnects == 0
-
-    uvloop.run(scenario())
-
-
-def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) -> None:
+async def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) -> None:
     """Actors in other languages: what their clients' JetStream and key-value APIs ask for."""
 
-    async def scenario() -> None:
-        async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
-            await learner.put(Key.POLICY, b"p")
-            errors: list[str] = []
-            async with broker.client(Role.ACTOR, errors=errors) as client:
-                js = client.jetstream(timeout=1.0)
-                assert (await js.account_info()).streams == 5
-                state = await js.key_value(f"{RUN}_STATE")
-                assert (await state.get("policy")).value == b"p"
-                assert errors == []
-                with pytest.raises(nats.errors.TimeoutError):
-                    await state.watch("policy")
-            assert "$js.api.consumer.create" in errors[0]
-
-    uvloop.run(scenario())
+    async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
+        await learner.put(Key.POLICY, b"p")
+        errors: list[str] = []
+        async with broker.client(Role.ACTOR, errors=errors) as client:
+            js = client.jetstream(timeout=1.0)
+            assert (await js.account_info()).streams == 5
+            state = await js.key_value(f"{RUN}_STATE")
+            assert (await state.get("policy")).value == b"p"
+            assert errors == []
+            with pytest.raises(nats.errors.TimeoutError):
+                await state.watch("policy")
+        assert "$js.api.consumer.create" in errors[0]
 
 
-def test_a_role_waits_for_the_streams_and_says_who_makes_them(nats_server: EmbeddedServer) -> None:
-    async def scenario() -> None:
-        settings = BrokerSection(url=nats_server.url, ack_wait_s=7.0)
-        with pytest.raises(
-            BrokerUnreachable, match=r"no streams of run absent after 1 s: start its controller"
-        ):
-            await connect("absent", settings, Role.MONITOR, wait_s=1.0)
-        waiting = asyncio.create_task(connect("later", settings, Role.ACTOR))
-        await asyncio.sleep(0.2)
-        controller = await connect("later", settings.model_copy(update={"ack_wait_s": 9.0}))
-        actor = await waiting
-        assert actor.ack_wait_s == 9.0
-        await actor.close()
-        await controller.close()
-
-    uvloop.run(scenario())
+async def test_a_role_waits_for_the_streams_and_says_who_makes_them(
+    nats_server: EmbeddedServer,
+) -> None:
+    settings = BrokerSection(url=nats_server.url, ack_wait_s=7.0)
+    with pytest.raises(
+        BrokerUnreachable, match=r"no streams of run absent after 1 s: start its controller"
+    ):
+        await connect("absent", settings, Role.MONITOR, wait_s=1.0)
+    waiting = asyncio.create_task(connect("later", settings, Role.ACTOR))
+    await asyncio.sleep(0.2)
+    controller = await connect("later", settings.model_copy(update={"ack_wait_s": 9.0}))
+    actor = await waiting
+    assert actor.ack_wait_s == 9.0
+    await actor.close()
+    await controller.close()
 
 
 def test_the_protocol_page_has_the_permissions_of_every_role() -> None:

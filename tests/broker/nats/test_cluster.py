@@ -62,79 +62,76 @@ async def isolate(servers: Servers, number: int) -> None:
         line.release()
 
 
-def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(
+async def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        stop = asyncio.Event()
-        acknowledged: dict[str, int] = {}
-        done: list[int] = []
+    stop = asyncio.Event()
+    acknowledged: dict[str, int] = {}
+    done: list[int] = []
 
-        async def publish(transport: NatsTransport, name: str) -> None:
-            number = 0
-            while not stop.is_set():
-                message_id = f"{name}-{number}"
-                stored = await transport.publish(
-                    "groups.train", os.urandom(5_000), message_id=message_id
-                )
-                acknowledged[message_id] = stored.sequence
-                number += 1
-
-        async def work(controller: NatsTransport, actor: NatsTransport) -> None:
-            while not stop.is_set():
-                await controller.publish("tickets.train", b"t", message_id=uuid.uuid4().hex)
-                delivery = await actor.lease(60)
-                assert delivery is not None
-                try:
-                    await delivery.acknowledge()
-                except BrokerUnreachable:
-                    continue  # no answer within `ack_wait_s`: the ticket is delivered again
-                done.append(delivery.message.sequence)
-
-        async def announce(learner: NatsTransport) -> None:
-            """A learner that nobody replaces is never told that somebody did, and reads its own writes."""
-            revision, number = 0, 0
-            while not stop.is_set():
-                revision, number = (
-                    await learner.put(Key.PROGRESS, b"%d" % number, revision),
-                    number + 1,
-                )
-                assert await learner.revision(Key.PROGRESS) == revision
-                assert await learner.get(Key.PROGRESS) == b"%d" % (number - 1)
-
-        async with (
-            serving(tmp_path, 3) as servers,
-            opened(servers.url) as controller,
-            opened(servers.url, Role.ACTOR) as actor,
-            opened(servers.url, Role.LEARNER) as learner,
-            opened(servers.direct_url, Role.MONITOR) as monitor,
-            asyncio.TaskGroup() as group,
-        ):
-            load = (
-                publish(actor, "a"),
-                publish(controller, "b"),
-                work(controller, actor),
-                announce(learner),
+    async def publish(transport: NatsTransport, name: str) -> None:
+        number = 0
+        while not stop.is_set():
+            message_id = f"{name}-{number}"
+            stored = await transport.publish(
+                "groups.train", os.urandom(5_000), message_id=message_id
             )
-            tasks = [group.create_task(each) for each in load]
-            for harm, led in ((kill, Stream.GROUPS), (pause, None), (isolate, Stream.TICKETS)):
-                await asyncio.sleep(0.5)
-                while (leader := await monitor.leader(led)) is None:
-                    await asyncio.sleep(0.1)  # an election is under way
-                await harm(servers, servers.number(leader))
-            stop.set()
-            await asyncio.wait(tasks)
-            reader = await learner.reader(Stream.GROUPS, 0)
-            found: dict[int, str | None] = {}
-            while len(found) < len(acknowledged):
-                messages = await reader.fetch(64, 30)
-                assert messages
-                found |= {message.sequence: message.message_id for message in messages}
-            assert all(found[sequence] == name for name, sequence in acknowledged.items())
-            assert len(set(found.values())) == len(found)
-            assert len(done) > 3
+            acknowledged[message_id] = stored.sequence
+            number += 1
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    async def work(controller: NatsTransport, actor: NatsTransport) -> None:
+        while not stop.is_set():
+            await controller.publish("tickets.train", b"t", message_id=uuid.uuid4().hex)
+            delivery = await actor.lease(60)
+            assert delivery is not None
+            try:
+                await delivery.acknowledge()
+            except BrokerUnreachable:
+                continue  # no answer within `ack_wait_s`: the ticket is delivered again
+            done.append(delivery.message.sequence)
+
+    async def announce(learner: NatsTransport) -> None:
+        """A learner that nobody replaces is never told that somebody did, and reads its own writes."""
+        revision, number = 0, 0
+        while not stop.is_set():
+            revision, number = (
+                await learner.put(Key.PROGRESS, b"%d" % number, revision),
+                number + 1,
+            )
+            assert await learner.revision(Key.PROGRESS) == revision
+            assert await learner.get(Key.PROGRESS) == b"%d" % (number - 1)
+
+    async with (
+        serving(tmp_path, 3) as servers,
+        opened(servers.url) as controller,
+        opened(servers.url, Role.ACTOR) as actor,
+        opened(servers.url, Role.LEARNER) as learner,
+        opened(servers.direct_url, Role.MONITOR) as monitor,
+        asyncio.TaskGroup() as group,
+    ):
+        load = (
+            publish(actor, "a"),
+            publish(controller, "b"),
+            work(controller, actor),
+            announce(learner),
+        )
+        tasks = [group.create_task(each) for each in load]
+        for harm, led in ((kill, Stream.GROUPS), (pause, None), (isolate, Stream.TICKETS)):
+            await asyncio.sleep(0.5)
+            while (leader := await monitor.leader(led)) is None:
+                await asyncio.sleep(0.1)  # an election is under way
+            await harm(servers, servers.number(leader))
+        stop.set()
+        await asyncio.wait(tasks)
+        reader = await learner.reader(Stream.GROUPS, 0)
+        found: dict[int, str | None] = {}
+        while len(found) < len(acknowledged):
+            messages = await reader.fetch(64, 30)
+            assert messages
+            found |= {message.sequence: message.message_id for message in messages}
+        assert all(found[sequence] == name for name, sequence in acknowledged.items())
+        assert len(set(found.values())) == len(found)
+        assert len(done) > 3
 
 
 async def copies(transport: NatsTransport) -> set[int]:
@@ -142,25 +139,22 @@ async def copies(transport: NatsTransport) -> set[int]:
     return {(await transport._js.stream_info(name)).config.num_replicas for name in names}
 
 
-def test_replicas_are_raised_lowered_and_left_alone(
+async def test_replicas_are_raised_lowered_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with EmbeddedCluster(tmp_path) as cluster:
-            async with opened(cluster.url, nats=NatsSection()) as single:
-                assert await copies(single) == {1}
-                await single.publish("groups.train", b"kept", message_id="a")
-            for section, wanted in ((R3, 3), (NatsSection(), 3), (NatsSection(replicas=1), 1)):
-                async with opened(cluster.url, nats=section) as transport:
-                    assert await copies(transport) == {wanted}
-                    assert (await transport.extent(Stream.GROUPS)).messages == 1
-            monkeypatch.setattr(streams, "PEERS_S", 0.5)
-            with pytest.raises(
-                ConfigError, match=r"replicas = 5.*enough|replicas = 5.*needs that many servers"
-            ):
-                await connect("other", BrokerSection(url=cluster.url, nats=NatsSection(replicas=5)))
-
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    async with EmbeddedCluster(tmp_path) as cluster:
+        async with opened(cluster.url, nats=NatsSection()) as single:
+            assert await copies(single) == {1}
+            await single.publish("groups.train", b"kept", message_id="a")
+        for section, wanted in ((R3, 3), (NatsSection(), 3), (NatsSection(replicas=1), 1)):
+            async with opened(cluster.url, nats=section) as transport:
+                assert await copies(transport) == {wanted}
+                assert (await transport.extent(Stream.GROUPS)).messages == 1
+        monkeypatch.setattr(streams, "PEERS_S", 0.5)
+        with pytest.raises(
+            ConfigError, match=r"replicas = 5.*enough|replicas = 5.*needs that many servers"
+        ):
+            await connect("other", BrokerSection(url=cluster.url, nats=NatsSection(replicas=5)))
 
 
 def test_a_stream_waits_for_servers_that_have_not_joined_yet() -> None:
@@ -237,34 +231,31 @@ async def test_a_client_leaves_a_server_that_takes_nothing(tmp_path: Path) -> No
         assert (await transport.extent(Stream.GROUPS)).messages == 12
 
 
-def test_accounts_hold_across_the_servers_of_a_cluster(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        keys = KeyFolder(tmp_path / "keys")
-        make_keys(keys.folder, ["r"], ["127.0.0.1"])
-        async with EmbeddedCluster(
-            tmp_path / "nats", extra=keys.included(tmp_path / "nats" / "server-0")
-        ) as cluster:
-            own: Callable[[Role], NatsSection] = lambda role: NatsSection(  # noqa: E731
-                replicas=3, nkey_seed=keys.seed("r", role), ca_file=keys.authority
-            )
-            urls = [server.url for server in cluster.servers]
-            async with (
-                opened(urls[0], Role.CONTROLLER, own(Role.CONTROLLER)) as controller,
-                opened(urls[1], Role.ACTOR, own(Role.ACTOR)) as actor,
-                opened(urls[2], Role.LEARNER, own(Role.LEARNER)) as learner,
-            ):
-                await controller.publish("tickets.train", b"t", message_id="t")
-                delivery = await actor.lease(20)
-                assert delivery is not None
-                await actor.publish("groups.train", b"g", message_id="g")
-                await delivery.acknowledge()
-                reader = await learner.reader(Stream.GROUPS, 0)
-                assert [message.data for message in await reader.fetch(1, 20)] == [b"g"]
-                assert await learner.put(Key.PROGRESS, b"p", 0) > 0
-                values = actor.watch(Key.PROGRESS)
-                assert await anext(values) == b"p"
-                heard: Awaitable[bytes] = anext(values)
-                await learner.put(Key.PROGRESS, b"q")
-                assert await asyncio.wait_for(heard, 20) == b"q"
-
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+async def test_accounts_hold_across_the_servers_of_a_cluster(tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "keys")
+    make_keys(keys.folder, ["r"], ["127.0.0.1"])
+    async with EmbeddedCluster(
+        tmp_path / "nats", extra=keys.included(tmp_path / "nats" / "server-0")
+    ) as cluster:
+        own: Callable[[Role], NatsSection] = lambda role: NatsSection(  # noqa: E731
+            replicas=3, nkey_seed=keys.seed("r", role), ca_file=keys.authority
+        )
+        urls = [server.url for server in cluster.servers]
+        async with (
+            opened(urls[0], Role.CONTROLLER, own(Role.CONTROLLER)) as controller,
+            opened(urls[1], Role.ACTOR, own(Role.ACTOR)) as actor,
+            opened(urls[2], Role.LEARNER, own(Role.LEARNER)) as learner,
+        ):
+            await controller.publish("tickets.train", b"t", message_id="t")
+            delivery = await actor.lease(20)
+            assert delivery is not None
+            await actor.publish("groups.train", b"g", message_id="g")
+            await delivery.acknowledge()
+            reader = await learner.reader(Stream.GROUPS, 0)
+            assert [message.data for message in await reader.fetch(1, 20)] == [b"g"]
+            assert await learner.put(Key.PROGRESS, b"p", 0) > 0
+            values = actor.watch(Key.PROGRESS)
+            assert await anext(values) == b"p"
+            heard: Awaitable[bytes] = anext(values)
+            await learner.put(Key.PROGRESS, b"q")
+            assert await asyncio.wait_for(heard, 20) == b"q"

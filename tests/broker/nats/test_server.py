@@ -278,37 +278,34 @@ def test_the_server_of_the_package_is_found() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sets the limits of another process")
-def test_a_server_that_met_a_full_disk_ails_until_it_is_started_again(
+async def test_a_server_that_met_a_full_disk_ails_until_it_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LOOK_S", 0.05)
     monkeypatch.setattr(server, "ROOM_BYTES", 1 << 62)
 
-    async def scenario() -> None:
-        async with EmbeddedServer(tmp_path / "nats") as started:
-            transport = await connect("r", BrokerSection(url=started.url))
-            await transport.publish("groups.train", b"kept", message_id="a")
-            assert await started.complaint() is None
-            curable = asyncio.create_task(started.curable())
-            limit_files(started.pid, 1)
-            publishing = asyncio.create_task(
-                transport.publish("groups.train", os.urandom(1 << 16), message_id="b")
-            )
-            while (complaint := await started.complaint()) is None:
-                await asyncio.sleep(0.02)
-            assert "write error" in complaint
-            limit_files(started.pid, resource.RLIM_INFINITY)
-            done, _ = await asyncio.wait([curable, publishing], timeout=1)
-            assert not done, "there is no room, and room alone would not mend it"
-            monkeypatch.setattr(server, "ROOM_BYTES", 0)
-            await curable
-            await started.kill()
-            await started.start()
-            assert (await publishing).sequence == 2
-            assert await started.complaint() is None
-            await transport.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    async with EmbeddedServer(tmp_path / "nats") as started:
+        transport = await connect("r", BrokerSection(url=started.url))
+        await transport.publish("groups.train", b"kept", message_id="a")
+        assert await started.complaint() is None
+        curable = asyncio.create_task(started.curable())
+        limit_files(started.pid, 1)
+        publishing = asyncio.create_task(
+            transport.publish("groups.train", os.urandom(1 << 16), message_id="b")
+        )
+        while (complaint := await started.complaint()) is None:
+            await asyncio.sleep(0.02)
+        assert "write error" in complaint
+        limit_files(started.pid, resource.RLIM_INFINITY)
+        done, _ = await asyncio.wait([curable, publishing], timeout=1)
+        assert not done, "there is no room, and room alone would not mend it"
+        monkeypatch.setattr(server, "ROOM_BYTES", 0)
+        await curable
+        await started.kill()
+        await started.start()
+        assert (await publishing).sequence == 2
+        assert await started.complaint() is None
+        await transport.close()
 
 
 def limit_files(pid: int, size: int) -> None:

@@ -26,7 +26,7 @@ from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_group, make_ticket
 
 
-def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
+async def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two actors uploaded one large group; the second one's parts are behind it in the log, and mean nothing."""
@@ -35,21 +35,18 @@ def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
         tmp_path, overrides=("--imitation.steps=0", "--rl.steps=1", "--rl.groups_per_step=1")
     )
 
-    async def scenario() -> None:
-        transport = MortalTransport(world.server, None)
-        lost = make_group(0, rewards=(0.0, 0.0))
-        await TicketQueue(transport).issue(lost.ticket)
-        await GroupLog(transport).publish(lost)
-        await transport.publish(
-            "groups.part", b"x", message_id=f"{lost.ticket.end_id}.0123456789abcdef.0"
-        )
-        learning = asyncio.create_task(world.learner(transport).run())
-        async for progress in StateStore(transport).watch(Key.PROGRESS):
-            if isinstance(progress, Progress) and progress.settled(Kind.TRAIN):
-                break
-        learning.cancel()
-
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    transport = MortalTransport(world.server, None)
+    lost = make_group(0, rewards=(0.0, 0.0))
+    await TicketQueue(transport).issue(lost.ticket)
+    await GroupLog(transport).publish(lost)
+    await transport.publish(
+        "groups.part", b"x", message_id=f"{lost.ticket.end_id}.0123456789abcdef.0"
+    )
+    learning = asyncio.create_task(world.learner(transport).run())
+    async for progress in StateStore(transport).watch(Key.PROGRESS):
+        if isinstance(progress, Progress) and progress.settled(Kind.TRAIN):
+            break
+    learning.cancel()
 
 
 def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path) -> None:
