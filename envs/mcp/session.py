@@ -192,8 +192,8 @@ def leaf(error: BaseException) -> str:
     first = first_error(error)
     if isinstance(first, ValidationError):
         wrong = first.errors(include_url=False)[0]
-        place = ".".join(map(str, wrong["loc"]))
-        return f"its answer is not MCP's ({place}: {wrong['msg'].lower()})"
+        key = ".".join(map(str, wrong["loc"]))
+        return f"its answer is not MCP's ({key}: {wrong['msg'].lower()})"
     return f"{type(first).__name__}: {first}"
 
 

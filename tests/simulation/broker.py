@@ -189,7 +189,9 @@ class SimulatedBroker:
         self.run.delivered, self.run.revision = backup["delivered"], backup["revision"]
         self.run.state = dict(backup["state"])
         last = self.run.streams[Stream.GROUPS].last_sequence
-        self.archive = {at: message for at, message in self.archive.items() if at <= last}
+        self.archive = {
+            sequence: message for sequence, message in self.archive.items() if sequence <= last
+        }
         self.history.restored()
         self.recover()
 
