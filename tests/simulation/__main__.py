@@ -2,7 +2,7 @@
 
     python -m tests.simulation --seeds 0:1000 [--json FILE]
     python -m tests.simulation --seed 17 --trace
-    python -m tests.simulation mutants [--seeds 0:40] [--json FILE]
+    python -m tests.simulation mutants [N ...] [--seeds 0:40] [--json FILE]
 
 Controller, learner and actors run their real loops over the memory broker. The seed draws the recipe, the order of
 what is ready, latencies, lost requests, kills, pauses and outages; afterwards the run's history, ledger and log are
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", nargs="?", choices=("runs", "mutants", "mutant"), default="runs")
-    parser.add_argument("number", nargs="?", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="of mutants")
     parser.add_argument("--seeds", type=seeds, metavar="A:B", help="from A up to B - 1")
     parser.add_argument("--seed", type=int, metavar="S", help="one seed")
     parser.add_argument("--trace", action="store_true", help="print all that happens")
@@ -50,9 +50,9 @@ def main(argv: Sequence[str]) -> int:
         range(100) if options.seed is None else range(options.seed, options.seed + 1)
     )
     if options.what == "mutants":
-        return hunt_all(options.seeds or range(40), options.number or 0, options.json)
+        return hunt_all(options.seeds or range(40), options.numbers, options.json)
     if options.what == "mutant":
-        mutants.read_mutated(mutants.MUTANTS[options.number])
+        mutants.read_mutated(mutants.MUTANTS[options.numbers[0]])
     report = run_seeds(chosen, options.trace, stop=options.what == "mutant")
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -110,10 +110,11 @@ def run_seeds(chosen: range, trace: bool, stop: bool) -> dict[str, Any]:
     return report
 
 
-def hunt_all(chosen: range, first: int, file: Path | None) -> int:
-    """Hunt the mutants from number `first` on. Return 1 if one survives that is not equivalent."""
+def hunt_all(chosen: range, numbers: Sequence[int], file: Path | None) -> int:
+    """Hunt the mutants with these numbers, or all. Return 1 if one survives that is not equivalent."""
     reports = []
-    for number, mutant in list(enumerate(mutants.MUTANTS))[first:]:
+    for number in numbers or range(len(mutants.MUTANTS)):
+        mutant = mutants.MUTANTS[number]
         report = mutants.hunt(number, chosen) | {"equivalent": mutant.equivalent}
         reports.append(report)
         fate = "killed" if report["killed"] else "SURVIVES"

@@ -156,7 +156,6 @@ class Simulation:
                 "--run.name=run",
                 f"--run.root={self.root / 'home'}",
                 f"--run.seed={self.seed}",
-                "--rollout.group_size=2",
                 "--rollout.max_turn_tokens=4",
                 "--model.max_context_tokens=64",
                 "--horizon.horizons=[2,3]",

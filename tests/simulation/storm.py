@@ -90,9 +90,11 @@ def draw_profile(seed: int) -> Profile:
         overrides += ["--rl.demos_per_step=1"]
     small = not back and dice.random() < 0.25
     overrides.append(f"--learner.keep_log={str(not small).lower()}")
+    actors, slots = dice.randint(1, 3), dice.choice([2, 4, 8])
+    overrides.append(f"--rollout.group_size={3 if slots > 2 and seed % 3 == 1 else 2}")
     shape = {
-        "actors": dice.randint(1, 3),
-        "slots": dice.choice([2, 4, 8]),
+        "actors": actors,
+        "slots": slots,
         "sigma": dice.choice([0.3, 1.0, 1.5]),
         "small_log": small,
         "parts": dice.random() < 0.25,
