@@ -337,10 +337,11 @@ class Collector:
         trained, self.pending = self.pending, PendingBatch()
         return trained
 
-    def batch(self, version: int) -> Batch:
-        """Return the pending groups as the batch that trains `version`."""
+    def batch(self, version: int, trained_by: Rules | None = None) -> Batch:
+        """Return the pending groups as the batch that trains `version`, for the collector's rules or for others."""
+        rules = trained_by or self.rules
         groups = [group for _, group in self.pending.admitted]
-        rewards = batch_rewards(groups, self.rules.reward, self.rules.advantage)
+        rewards = batch_rewards(groups, rules.reward, rules.advantage)
         traces = [
             trace
             for index, group in enumerate(groups)
@@ -351,7 +352,7 @@ class Collector:
                 group=index,
                 demo=group.ticket.kind is Kind.DEMO,
                 turn_rewards=rewards[index][position],
-                with_states=self.rules.advantage.compares_states,
+                with_states=rules.advantage.compares_states,
             )
         ]
         return Batch(traces=tuple(traces), version=version)

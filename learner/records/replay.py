@@ -1,7 +1,7 @@
 """Replay: retrain steps from a checkpoint and the group log alone. No actor, no inference engine, no announcements.
 
 The collector makes the same decisions again, because they depend on the log's order and the version alone. On one CPU
-rank every digest equals the ledger's. With another config, the same groups show how another algorithm does.
+rank every digest equals the ledger's. Another objective is trained on the same groups.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.log_continuity import resume_position
 from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.errors import RunFailed
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.accounts import TicketAccounts
@@ -48,12 +49,15 @@ class Replay:
     log: GroupLog
     engine: EngineThread
     rules: Rules
+    """Those of the run, by which the same groups are trained."""
     frame: Path
     """The file in which each step's weights take the place of those before."""
     lineages: Sequence[Mapping[str, Any]] = ()
     """Lines of `lineages.jsonl`: they show where the broker had lost a part of the log."""
     kept_in: Path | None = None
     """A directory to make for what a replay with another config goes on from."""
+    trained_by: Rules | None = None
+    """Another objective's rules, by which rewards and advantages are made; None: the run's."""
     end: Checkpoint | None = None
     """What is there, once the last step has been retrained."""
 
@@ -103,7 +107,8 @@ class Replay:
                     collector.pass_over(entry)
                     continue
                 collector.consume(entry, position)
-            batch = collector.batch(step - 1)
+            batch = collector.batch(step - 1, self.trained_by)
+            self._refuse_branches(step, batch)
             trained = [
                 [sequence, group.ticket.ticket_id]
                 for sequence, group in collector.commit(step - 1).admitted
@@ -141,6 +146,16 @@ class Replay:
         await asyncio.to_thread(directory.mkdir)
         await self.engine.save(directory, state)
         self.end = Checkpoint(step, directory, state)
+
+    def _refuse_branches(self, step: int, batch: Batch) -> None:
+        """Raise RunFailed if a step has groups that the objective would not have been given."""
+        advantage = (self.trained_by or self.rules).advantage
+        branched = any(trace.episode is not None and not trace.demo for trace in batch.traces)
+        if advantage.linear_only and branched:
+            raise RunFailed(
+                f"step {step} has episodes of several branches, and advantage.kind {advantage.kind} follows one token "
+                f"sequence: stop before it with --to {step - 1}, or choose another kind"
+            )
 
     def _check_lost(self, step: int, equal: bool) -> None:
         """Raise RunFailed if a step has other groups now, because the broker lost them before a later start."""

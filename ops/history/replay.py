@@ -18,7 +18,6 @@ from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.signing import TicketSigner
-from horizonrl.common.config.loading import parse_overrides
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
@@ -30,13 +29,14 @@ from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.records.replay import ENTRY_WAIT_S, Replay
 from horizonrl.ops.models.models import model_identity, resolve_model
 from horizonrl.ops.rundir.directory import check_broker_named, read_config
+from horizonrl.ops.rundir.files import Line
 from horizonrl.ops.rundir.lines import read_lines
 from horizonrl.ops.terminal.console import plain_console
 
 PROBE_S = 2.0
 COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", "loss now")
-
-
+MEASURED = ("loss", "ess", "kl", "clip_share")
+"""What a row has of `StepStats`."""
 SAME = ("actor.", "broker.ack_wait_s", "broker.max_", "eval.", "model.name", "run.root", "tracker.")
 """Keys that decide no digest begin with these. What they named when a step was trained may be gone."""
 
@@ -50,6 +50,8 @@ class ReplayRequest:
     last: int | None
     json_file: Path | None
     overrides: Sequence[str]
+    changes: Sequence[str] = ()
+    """Overrides of another objective; no digest is expected to match then."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Part:
     """Consecutive steps that were trained with one config."""
 
     config: RunConfig
-    ledger: Sequence[Mapping[str, Any]]
+    ledger: Sequence[Line]
+    objective: RunConfig
+    """The config with the objective to train by."""
 
     @property
     def run(self) -> str:
@@ -66,12 +70,12 @@ class Part:
 
 
 def replay_run(request: ReplayRequest) -> int:
-    """Replay and print a line per step. Return 0 if every digest matches the ledger, or if the config was changed."""
+    """Replay and print a line per step. Return 0 if every digest matches the ledger."""
     with scratch() as folder:
         code, rows = retrain(request, folder / "replayed.safetensors")
     if code == 0 and rows:  # only rank 0 has rows
         _report(request, rows)
-        return 0 if may_differ(request.overrides) or all(row["equal"] for row in rows) else 1
+        return 0 if all(row["equal"] for row in rows) else 1
     return code
 
 
@@ -90,7 +94,7 @@ def retrain(request: ReplayRequest, frame: Path) -> tuple[int, list[dict[str, An
     if first:
         start = start_at(request.run_dir, first, config.learner, "--from")
     lineages = read_lines(request.run_dir / LINEAGES)
-    parts = divide(request.run_dir, request.overrides, _ledger(request), lineages)
+    parts = divide(request.run_dir, request.overrides, _ledger(request), lineages, request.changes)
     for part in parts:
         require_backend(part.config.learner)
     # Here, however many machines trained the run: a digest depends on the number of ranks, not on where they are.
@@ -99,7 +103,7 @@ def retrain(request: ReplayRequest, frame: Path) -> tuple[int, list[dict[str, An
     rows: list[dict[str, Any]] = []
     # As a role, so that a stuck rank or a full disk ends with the same codes and messages as in training.
     code = run_role(lambda: _replay(request, parts, start, lineages, rows, frame))
-    if code != 0 or not all(row["equal"] for row in rows):
+    if code != 0 or not (request.changes or all(row["equal"] for row in rows)):
         for reason in reasons_to_differ(lineages, config):
             print(reason)
     return code, rows
@@ -109,25 +113,27 @@ def divide(
     run_dir: Path,
     overrides: Sequence[str],
     ledger: Sequence[Mapping[str, Any]],
-    lineages: Sequence[Mapping[str, Any]],
+    lineages: Sequence[Line],
+    changes: Sequence[str] = (),
 ) -> list[Part]:
     """Divide steps by the config that they were trained with: each start of the learner records what it changed.
 
-    The overrides go on top of each.
+    The overrides go on top of each, and on those the changes of its objective.
     """
 
-    def former(line: Mapping[str, Any]) -> dict[str, Any]:
-        changes: dict[str, Any] = {}
+    def former(line: Line) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         # From the last to the first: the value before all of them is the step's.
         for start in sorted(lineages, key=lambda start: -start["lineage"]):
             if start["lineage"] > line["lineage"]:
-                changes |= {key: before for key, (before, _) in start.get("changed", {}).items()}
-        return {key: before for key, before in changes.items() if not key.startswith(SAME)}
+                values |= {key: before for key, (before, _) in start.get("changed", {}).items()}
+        return {key: value for key, value in values.items() if not key.startswith(SAME)}
 
     parts = []
-    for changes, lines in groupby(ledger, key=former):
-        undone = [f"--{key}={_argument(before)}" for key, before in changes.items()]
-        parts.append(Part(read_config(run_dir, [*undone, *overrides]), list(lines)))
+    for values, lines in groupby(ledger, key=former):
+        recorded = [f"--{key}={_argument(value)}" for key, value in values.items()]
+        configs = [read_config(run_dir, [*recorded, *overrides, *more]) for more in ((), changes)]
+        parts.append(Part(configs[0], list(lines), configs[1]))
     return parts
 
 
@@ -166,12 +172,6 @@ def _argument(value: object) -> str:
     )
 
 
-def may_differ(overrides: Sequence[str]) -> bool:
-    """Return whether other digests are no error: another objective is replayed to compare its losses."""
-    # A broker's address changes no digest.
-    return bool(parse_overrides(overrides).keys() - {"broker"})
-
-
 async def _replay(
     request: ReplayRequest,
     parts: Sequence[Part],
@@ -190,9 +190,13 @@ async def _replay(
 
     async def lead(part: Part, end_dir: Path | None, engine: EngineThread, vocabulary: int) -> None:
         nonlocal start
+        objective = part.objective
         rules = collecting_rules(part.config, vocabulary).of_model(identity)
+        trained_by = replace(rules, advantage=objective.advantage, reward=objective.reward)
         async with open_log(request.run_dir, part.config) as (transport, log):
-            replay = Replay(part.config, transport, log, engine, rules, frame, lineages, end_dir)
+            replay = Replay(
+                objective, transport, log, engine, rules, frame, lineages, end_dir, trained_by
+            )
             async for done in replay.steps(start, part.ledger):
                 row = {
                     "step": done.step,
@@ -202,9 +206,11 @@ async def _replay(
                     "weights_equal": done.weights_equal,
                     "equal": done.equal,
                     "trained_tokens": done.stats.trained_tokens,
-                    "loss": done.stats.loss if math.isfinite(done.stats.loss) else None,
                     "loss_then": then.get(done.step, {}).get("loss"),
                 }
+                for name in MEASURED:
+                    value = getattr(done.stats, name)
+                    row[name] = value if math.isfinite(value) else None
                 rows.append(row)
         start = replay.end
 
@@ -213,7 +219,8 @@ async def _replay(
             if start is not None and number > 1 and part.run != parts[number - 2].run:
                 start = replace(start, state=with_own_log(start.state))
             end_dir = folder / f"part-{number}" if number < len(parts) else None
-            await on_ranks(engine_settings(part.config, model_dir), partial(lead, part, end_dir))
+            settings = engine_settings(part.objective, model_dir)
+            await on_ranks(settings, partial(lead, part, end_dir))
 
 
 @asynccontextmanager
@@ -230,9 +237,9 @@ async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[tuple[Tran
             transport = await stack.enter_async_context(opening)
         # ConfigError: the config of a run with its own broker has no broker.url.
         except (BrokerUnreachable, ConfigError) as error:
-            if not (run_dir / NATS).is_dir():
+            if not has_own_store(run_dir):
                 raise type(error)(
-                    f"{run_dir} has no nats/ with its log, and no other broker that holds it answers: {error}"
+                    f"{run_dir} has no nats/jetstream with its log, and no other broker that holds it answers: {error}"
                 ) from None
             server = EmbeddedServer(run_dir / NATS, broker.nats.durability)
             await stack.enter_async_context(server)
@@ -240,6 +247,11 @@ async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[tuple[Tran
             opening = connected(name, section, Role.LEARNER, existing=True)
             transport = await stack.enter_async_context(opening)
         yield transport, GroupLog(transport, signer)
+
+
+def has_own_store(run_dir: Path) -> bool:
+    """Return whether a single server has the run's log in its directory. One of a cluster has no more than a part."""
+    return (run_dir / NATS / "jetstream").is_dir()
 
 
 async def read_log(log: GroupLog, first: int, last: int | None = None) -> AsyncIterator[Entry]:
@@ -309,8 +321,8 @@ def _report(request: ReplayRequest, rows: Sequence[Mapping[str, Any]]) -> None:
             str(row["trained_tokens"]),
             _word(row["data_equal"]),
             _word(row["weights_equal"]),
-            _number(row["loss_then"]),
-            _number(row["loss"]),
+            format_number(row["loss_then"]),
+            format_number(row["loss"]),
         )
     plain_console().print(table)
     equal = sum(row["equal"] for row in rows)
@@ -324,5 +336,5 @@ def _word(equal: bool) -> Text:
     return Text("equal") if equal else Text("differ", style="red")
 
 
-def _number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

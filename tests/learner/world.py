@@ -6,7 +6,7 @@ The learner's engine is `HashEngine`: a group that is lost, doubled or moved cha
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -137,6 +137,8 @@ class World:
     """Most tickets that the actor holds at once. It ends the newest first, so that groups arrive out of order."""
     patience_s: float = 0.02
     """How long an actor that holds tickets waits for another one before it ends the newest."""
+    sources: Sequence[TaskSource] | None = None
+    """What the controller draws tasks from; None: SOURCES."""
     idle_from: int | None = None
     """The actor leaves tickets that were issued at this version or a later one."""
 
@@ -201,7 +203,9 @@ class World:
             assert life < len(deaths), f"the {role} ended without being killed"
 
     async def _control(self, transport: MortalTransport) -> None:
-        await build_controller(self.config, transport, SOURCES, self.metrics, self.eval_tasks).run()
+        await build_controller(
+            self.config, transport, self.sources or SOURCES, self.metrics, self.eval_tasks
+        ).run()
 
     async def learn(self, transport: MortalTransport) -> None:
         await self.learner(transport).run()
@@ -244,7 +248,7 @@ class World:
                     await lease.give_back(delay_s=0.001)
                 continue
             dice = self.dice
-            group = played(lease.ticket, policy, dice)
+            group = self.play(lease.ticket, policy)
             if dice.random() < self.faults:
                 await log.publish_void(Void(ticket=lease.ticket, reason="broken", actor="test"))
             elif dice.random() >= self.faults:
@@ -252,6 +256,9 @@ class World:
             await lease.acknowledge()
             if dice.random() < self.faults:  # long after: the server remembers ids for an hour
                 await transport.publish(f"groups.{group.ticket.kind.value}", encode(group))
+
+    def play(self, ticket: Ticket, policy: PolicyVersion) -> Group:
+        return played(ticket, policy, self.dice)
 
     def _too_early(self, ticket: Ticket, policy: PolicyVersion) -> bool:
         """Play a round's tickets two versions apart: it is open at checkpoints, and its own weights are long past.

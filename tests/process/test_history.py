@@ -48,9 +48,10 @@ def test_the_commands_of_the_page_do_what_it_says(workplace: Workplace) -> None:
     assert workplace.start("train", *SETTINGS).wait(200) == 0, workplace.logs()
     # A policy that picks letters by chance says nothing to look for.
     ticket = read_lines(runs / "laptop" / "ledger.jsonl")[5]["trained"][0][1]
+    # On one that learns to hack, `tests/ops/history/test_hack.py` runs them as they are.
     stand_ins = {
-        "text=*hack*": f"ticket={ticket}",
-        "! grep -q hack {episodes}": f"! grep -q {ticket} {{episodes}} && test {{version}} -lt 6",
+        '"task=leak*" "text=*hack*"': f"ticket={ticket}",
+        "test $(grep -c hack {episodes}) -lt 16": f"! grep -q {ticket} {{episodes}} && test {{version}} -lt 6",
     }
     commands = re.findall(r"^    (horizonrl .*)$", PAGE.read_text(), re.MULTILINE)
     said = {}

@@ -21,6 +21,7 @@ def add(commands: Commands) -> None:
     verbs = commands.add_group("history", description, "VERB")
     _add_lineage(verbs)
     _add_replay(verbs)
+    _add_counterfactual(verbs)
     _add_diff(verbs)
     _add_checkout(verbs)
     _add_bisect(verbs)
@@ -53,26 +54,51 @@ def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _add_replay(verbs: Commands) -> None:
     description = "Retrain steps from a checkpoint and the log; compare digests."
     replay = verbs.add("replay", description, _replay)
-    add_run_dir(replay)
-    option(
-        replay,
-        "--from",
-        "STEP",
-        "step of a kept checkpoint, or 0",
-        dest="first",
-        type=int,
-        required=True,
-    )
-    option(
-        replay, "--to", "STEP", "last step; that of the ledger by default", dest="last", type=int
-    )
+    _add_steps(replay)
     add_json(replay, "comparison")
+
+
+def _add_steps(command: CommandParser) -> None:
+    add_run_dir(command)
+    text = "step of a kept checkpoint, or 0"
+    option(command, "--from", "STEP", text, dest="first", type=int, required=True)
+    text = "last step; that of the ledger by default"
+    option(command, "--to", "STEP", text, dest="last", type=int)
 
 
 def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.history.replay import ReplayRequest, replay_run
 
     return replay_run(make_request(ReplayRequest, arguments, overrides=overrides))
+
+
+def _add_counterfactual(verbs: Commands) -> None:
+    description = (
+        "Train other objectives on the groups of a run. "
+        "Nothing is played; the table says from which step on the groups are too far off-policy."
+    )
+    counterfactual = verbs.add("counterfactual", description, _counterfactual)
+    _add_steps(counterfactual)
+    text = "keys of the objective, such as loss.kind=cispo; each --set is a variant"
+    option(
+        counterfactual,
+        "--set",
+        "KEY=VALUE",
+        text,
+        dest="variants",
+        nargs="+",
+        action="append",
+        required=True,
+    )
+    text = "directory for the last weights of the variants: 1, 2, ..."
+    option(counterfactual, "--out", "DIR", text, type=Path)
+    add_json(counterfactual, "steps of the variants")
+
+
+def _counterfactual(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.counterfactual import CounterfactualRequest, train_variants
+
+    return train_variants(make_request(CounterfactualRequest, arguments, overrides=overrides))
 
 
 def _add_diff(verbs: Commands) -> None:

@@ -17,31 +17,39 @@ IMITATION, STEPS, RECORDED = 2, 7, 11
 """Steps of imitation, of a twin, and of the first run: a twin that drops groups finds others in its log."""
 
 
-def world(root: Path, server: MemoryServer, *overrides: str) -> World:
+def world(root: Path, server: MemoryServer, *overrides: str, kind: type[World] = World) -> World:
     SERVERS[root.name.lower()] = server
     url = f"--broker.url=memory://{root.name.lower()}"
-    return World(
+    return kind(
         root,
         server=server,
         overrides=("--rl.stale=drop", url, *overrides),
     )
 
 
-def record(root: Path, *overrides: str, hand: int = 1) -> World:
-    server, steps = MemoryServer(ack_wait_s=0.05), f"--rl.steps={RECORDED - IMITATION}"
-    run = world(root, server, steps, *overrides)
-    run.hand = hand
+def record(root: Path, *overrides: str, hand: int = 1, kind: type[World] = World) -> World:
+    # On a busy machine too, a hand fills up, and no lease of it lapses: its tickets would be played again, in order.
+    server, steps = MemoryServer(), f"--rl.steps={RECORDED - IMITATION}"
+    run = world(root, server, steps, *overrides, kind=kind)
+    run.hand, run.patience_s = hand, 0.1
     asyncio.run(run.run())
     write_config(run.config)
     return run
 
 
+def forget_loop(server: MemoryServer) -> None:
+    """Let a broker in memory serve another event loop, as a real one does."""
+    server._changed = asyncio.Condition()
+
+
 class Twin:
     """A run of the same log as the first one, or of a changed one."""
 
-    def __init__(self, first: World, root: Path, seed: int) -> None:
+    def __init__(
+        self, first: World, root: Path, seed: int, make: Callable[..., World] = world
+    ) -> None:
         root.mkdir()
-        self.root, self.dice = root, random.Random(seed)
+        self.root, self.dice, self.make = root, random.Random(seed), make
         self.ledger = first.ledger()
         self.server = MemoryServer()
         for stream in (Stream.TICKETS, Stream.GROUPS):
@@ -58,7 +66,7 @@ class Twin:
 
         async def learn() -> None:
             for overrides in parts or [()]:
-                run = world(self.root, self.server, *overrides)
+                run = self.make(self.root, self.server, *overrides)
                 await run.learn(MortalTransport(self.server, None))
                 write_config(run.config)
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from horizonrl.broker.codec import decode, encode
-from horizonrl.broker.memory import MemoryServer
 from horizonrl.common.types import Group, Void
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.cli.main import main
@@ -17,7 +16,7 @@ from horizonrl.ops.history.fork import ForkRequest, _begin, matches
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import MortalTransport, World
-from tests.ops.history.runs import IMITATION, RECORDED, Twin, record, world
+from tests.ops.history.runs import IMITATION, RECORDED, Twin, forget_loop, record, world
 
 START = 6
 
@@ -32,11 +31,6 @@ def first(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def history(run: World, verb: str, *words: str) -> int:
     forget_loop(run.server)
     return main(["history", verb, str(run.config.run_dir), *words])
-
-
-def forget_loop(server: MemoryServer) -> None:
-    """Let a broker in memory serve another event loop, as a real one does."""
-    server._changed = asyncio.Condition()
 
 
 def go_on(first: World, name: str, steps: int = RECORDED, *, alone: bool = True) -> World:

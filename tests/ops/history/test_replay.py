@@ -12,7 +12,7 @@ from horizonrl.learner.engine.backends.hash import HashEngine
 from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.loop.recovery import machine
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.history.replay import _ranks, divide, may_differ, reasons_to_differ
+from horizonrl.ops.history.replay import _ranks, divide, reasons_to_differ
 from horizonrl.ops.rundir.directory import write_config
 from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import InlineExecutor, World
@@ -94,18 +94,3 @@ def test_an_override_of_a_replay_goes_on_top_of_what_a_run_changed_and_ranks_tha
     with pytest.raises(ConfigError, match=r"on 1 ranks up to step 2 and on 2 .*--to 2, .*--from 2"):
         _ranks(apart)
     assert _ranks(apart[1:]) == 2
-
-
-@pytest.mark.parametrize(
-    ("overrides", "may"),
-    [
-        ([], False),
-        (["--broker.url=nats://host:4222"], False),
-        (["--broker.url", "nats://host:4222"], False),
-        (["--broker.url", "nats://host:4222", "--loss.kind", "reinforce"], True),
-    ],
-)
-def test_another_address_of_the_broker_excuses_no_digest_that_differs(
-    overrides: list[str], may: bool
-) -> None:
-    assert may_differ(overrides) is may
