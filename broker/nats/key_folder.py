@@ -7,6 +7,7 @@ from pathlib import Path
 import nkeys
 
 from horizonrl.broker.api import Role
+from horizonrl.common.config.schema import BrokerSection
 
 TICKET_KEY = "ticket.key"
 
@@ -47,6 +48,19 @@ class KeyFolder:
 
     def runs(self) -> list[str]:
         return sorted(path.parent.name for path in self.folder.glob(f"*/{TICKET_KEY}"))
+
+
+def as_role(broker: BrokerSection, run: str, role: Role) -> BrokerSection:
+    """Return the section with the files of a run's role, if the folder that `nkey_seed` is from has them."""
+    if broker.nats.nkey_seed is None:
+        return broker
+    keys = KeyFolder(broker.nats.nkey_seed.parent.parent)
+    if not keys.seed(run, role).is_file():
+        return broker
+    nats = broker.nats.model_copy(update={"nkey_seed": keys.seed(run, role)})
+    # Without a key no ticket of the run is signed.
+    ticket_key = broker.ticket_key and keys.ticket_key(run)
+    return broker.model_copy(update={"nats": nats, "ticket_key": ticket_key})
 
 
 def public_key(seed: Path) -> str:

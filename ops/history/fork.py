@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from horizonrl.broker.api import Stream, Transport
+from horizonrl.broker.api import Role, Stream, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import DeadLetter, GroupLog
+from horizonrl.broker.nats.key_folder import as_role
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import TicketQueue
@@ -33,6 +34,7 @@ from horizonrl.learner.records.checkpoint import STATE_FILE, Checkpoint
 from horizonrl.learner.records.journal import Journal
 from horizonrl.ops.history.lineage import ledger_files
 from horizonrl.ops.history.replay import (
+    has_own_store,
     open_log,
     possible_starts,
     read_log,
@@ -108,19 +110,19 @@ class Fork:
     async def _make_streams(self, incoming: Path, *, with_log: bool) -> dict[int, int]:
         """Make the broker's part of the run; return the ticket numbers of what it holds for later, by sequence."""
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
-        async with _new_broker(self.config, incoming) as target:
+        async with _new_broker(self.config, incoming) as (controller, actor):
             tickets, held = list(self._settled()), dict[int, int]()
             if with_log:
                 async with open_log(self.source, self.before) as (_, source):
-                    copied, held = await self._copy_log(source, GroupLog(target, signer), signer)
+                    copied, held = await self._copy_log(source, GroupLog(actor, signer), signer)
                 self.copied, tickets = len(copied), tickets + copied
-            queue = TicketQueue(target, signer)
+            queue = TicketQueue(controller, signer)
             issued = {(ticket.kind, ticket.number): ticket for ticket in tickets}
             for kind in Kind:
                 await queue.issue_all([issued[key] for key in sorted(issued) if key[0] is kind])
             # In the actors' place: they have ended.
             for _ in issued:
-                if (lease := await queue.lease(LEASE_S)) is not None:
+                if (lease := await TicketQueue(actor).lease(LEASE_S)) is not None:
                     await lease.acknowledge()
         return held
 
@@ -186,7 +188,7 @@ def revert(request: ForkRequest, words: Sequence[str]) -> int:
     """Make a run that goes on from before the first group that a query matches, with the log but for such groups."""
     configure_logs(run=request.run_dir.name, role="revert")
     query = parse_query(words)
-    run_dir, before = request.run_dir, read_config(request.run_dir)
+    run_dir, before = request.run_dir, read_source(request)
     first = asyncio.run(_find(run_dir, before, query))
     starts = [
         step
@@ -206,17 +208,31 @@ def revert(request: ForkRequest, words: Sequence[str]) -> int:
 
 
 def _begin(request: ForkRequest, step: int, suffix: str | None = None) -> Fork:
-    run_dir, before = request.run_dir, read_config(request.run_dir)
+    run_dir, before = request.run_dir, read_source(request)
     ledger = ledger_files(run_dir).ledger
     start = start_at(run_dir, step, before.learner, "--at")
     name = request.name or f"{before.run.name}-{suffix or step}"
     keys = [f"--run.name={name}", f"--run.root={run_dir.parent}"]
+    servers = len(before.broker.servers)
     # `train` had started its broker, and starts one for the new run. A cluster goes on and serves both.
-    if (run_dir / NATS).is_dir() and not list((run_dir / NATS).glob("server-*")):
+    if has_own_store(run_dir):
         keys += ["--broker.url=none", "--broker.shared_files=false"]
+    elif servers > 1 and before.broker.nats.replicas is None:
+        keys += [f"--broker.nats.replicas={servers}"]
     config = read_config(run_dir, [*keys, *request.overrides])
-    check_broker_named(config, run_dir, request.overrides)
-    return Fork(run_dir, before, config, ledger, start)
+    broker = as_role(config.broker, name, Role.LEARNER)
+    return Fork(run_dir, before, config.model_copy(update={"broker": broker}), ledger, start)
+
+
+def read_source(request: ForkRequest) -> RunConfig:
+    """Return the config of the other run, with the broker that is there by now."""
+    recorded = read_config(request.run_dir)
+    broker = read_config(request.run_dir, request.overrides).broker
+    # A ticket key that is set is the new run's, which may have a broker of its own too.
+    before = {"ticket_key": recorded.broker.ticket_key, "url": broker.url or recorded.broker.url}
+    source = recorded.model_copy(update={"broker": broker.model_copy(update=before)})
+    check_broker_named(source, request.run_dir, request.overrides)
+    return source
 
 
 async def _find(run_dir: Path, config: RunConfig, query: Mapping[str, str]) -> int:
@@ -260,15 +276,21 @@ def parse_query(words: Sequence[str]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _new_broker(config: RunConfig, run_dir: Path) -> AsyncIterator[Transport]:
-    """Make the streams of a run, on a broker in its directory unless its config names one."""
+async def _new_broker(config: RunConfig, run_dir: Path) -> AsyncIterator[list[Transport]]:
+    """Make the streams of a run, on a broker in its directory unless its config names one.
+
+    The body has them as controller and as actor: a secured broker lets the one issue tickets, and the other end them.
+    """
+    name, broker = config.run.name, config.broker
     async with AsyncExitStack() as stack:
-        broker = config.broker
         if broker.url is None:
             server = EmbeddedServer(run_dir / NATS, broker.nats.durability)
             await stack.enter_async_context(server)
             broker = broker.model_copy(update={"url": server.url})
-        yield await stack.enter_async_context(connected(config.run.name, broker))
+        yield [
+            await stack.enter_async_context(connected(name, as_role(broker, name, role), role))
+            for role in (Role.CONTROLLER, Role.ACTOR)
+        ]
 
 
 def _share(source: str | Path, target: str | Path) -> None:

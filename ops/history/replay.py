@@ -16,6 +16,7 @@ from rich.text import Text
 from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import Entry, GroupLog
+from horizonrl.broker.nats.key_folder import as_role
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
@@ -226,7 +227,8 @@ async def _replay(
 @asynccontextmanager
 async def open_log(run_dir: Path, config: RunConfig) -> AsyncIterator[tuple[Transport, GroupLog]]:
     """Open a run's log: on the broker of its config if that answers, else on a new one with the run's files."""
-    name, broker = config.run.name, config.broker
+    name = config.run.name
+    broker = as_role(config.broker, name, Role.LEARNER)
     if name != read_config(run_dir).run.name:  # of the steps before a fork
         run_dir = run_dir.parent / name
     signer = TicketSigner.load(name, broker.ticket_key)
