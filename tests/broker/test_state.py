@@ -48,14 +48,6 @@ async def test_a_record_comes_back_from_its_key(broker: Broker, key: Key) -> Non
         assert await store.get(key) == RECORDS[key]
 
 
-async def test_a_watch_follows_a_key(broker: Broker) -> None:
-    async with broker.open() as writer, broker.open() as reader, asyncio.timeout(10.0):
-        watch = StateStore(reader).watch(Key.PROGRESS)
-        for step in range(3):
-            await StateStore(writer).put(Key.PROGRESS, Progress(step=step))
-            assert await anext(watch) == Progress(step=step)
-
-
 def test_a_key_refuses_the_record_of_another() -> None:
     with pytest.raises(TypeError, match="policy holds a WeightsManifest"):
         asyncio.run(StateStore(MemoryTransport()).put(Key.POLICY, Progress()))

@@ -137,36 +137,29 @@ def openai_agents_streaming(task: dict[str, Any]) -> None:
     openai_agents(task, stream=True)
 
 
-def smolagents_tools(task: dict[str, Any]) -> None:
-    from smolagents import OpenAIModel, ToolCallingAgent, tool
+def smolagents_agent(kind: str, task: dict[str, Any]) -> None:
+    import smolagents
 
     def play(game: Game, say: Callable[[str], str]) -> None:
-        model = OpenAIModel(
+        model = smolagents.OpenAIModel(
             model_id="m",
             api_base=os.environ["OPENAI_BASE_URL"],
             api_key=os.environ["OPENAI_API_KEY"],
         )
-        ToolCallingAgent(tools=[tool(say)], model=model, verbosity_level=0).run(
+        agent = getattr(smolagents, kind)
+        agent(tools=[smolagents.tool(say)], model=model, verbosity_level=0).run(
             f"{game.observation} {QUESTION}"
         )
 
     playing(play, task)
+
+
+def smolagents_tools(task: dict[str, Any]) -> None:
+    smolagents_agent("ToolCallingAgent", task)
 
 
 def smolagents_code(task: dict[str, Any]) -> None:
-    from smolagents import CodeAgent, OpenAIModel, tool
-
-    def play(game: Game, say: Callable[[str], str]) -> None:
-        model = OpenAIModel(
-            model_id="m",
-            api_base=os.environ["OPENAI_BASE_URL"],
-            api_key=os.environ["OPENAI_API_KEY"],
-        )
-        CodeAgent(tools=[tool(say)], model=model, verbosity_level=0).run(
-            f"{game.observation} {QUESTION}"
-        )
-
-    playing(play, task)
+    smolagents_agent("CodeAgent", task)
 
 
 def langgraph_agent(task: dict[str, Any]) -> None:

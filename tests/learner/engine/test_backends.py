@@ -134,15 +134,6 @@ def test_torch_trains_where_deepspeed_is_not_installed(
         make_engine(EngineSettings(tiny_model))
 
 
-def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> None:
-    known = ", ".join(BACKENDS)
-    message = (
-        rf"learner\.backend is 'torsh': choose {known}, or MODULE:FUNCTION .*did you mean torch"
-    )
-    with pytest.raises(ConfigError, match=message):
-        make_engine(EngineSettings(tiny_model, backend="torsh"))
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

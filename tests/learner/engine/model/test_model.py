@@ -14,7 +14,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.learner.engine.model import attention, head
 from horizonrl.learner.engine.model.model import TokenScorer, load_language_model
 from horizonrl.learner.engine.model.packing import MicroBatch, pack
-from tests.learner.traces import make_batch, make_groups
+from tests.learner.traces import make_batch
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 
@@ -107,24 +107,6 @@ def test_chunks_of_logits_change_neither_scores_nor_gradient(
         outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))
     for whole, chunked in zip(*outcomes, strict=True):
         assert_allclose(chunked, whole, atol=1e-5, rtol=1e-5)
-
-
-def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
-    scorer, batch = TokenScorer(lm), make_groups(0, groups=1, group_size=4, prompt=60)
-    outcomes = []
-    for flat in (False, True):
-        (mb,) = pack(batch.traces, 1, 1000, flat)[0]
-        assert mb.segments_S4[:, 2:].any() == flat
-        logprobs_N, entropies_N, *_ = scorer(*laid_out(mb))
-        lm.zero_grad()
-        pulls_B = torch.tensor(
-            [float(batch.traces[place].rewards_L.sum()) for place in mb.indices_B]
-        )
-        (logprobs_N * pulls_B[torch.from_numpy(mb.episodes_N)]).sum().backward()
-        gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
-        outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))
-    for alone, shared in zip(*outcomes, strict=True):
-        assert_allclose(shared, alone, atol=2e-4, rtol=1e-3)
 
 
 def test_an_episode_does_not_see_its_neighbours(lm: Any) -> None:
