@@ -89,10 +89,6 @@ class Endpoint:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections; harmless when repeated."""
         await self._http.close()
 
     async def reach(self) -> None:
