@@ -64,11 +64,6 @@ class Part:
     objective: RunConfig
     """The config with the objective to train by."""
 
-    @property
-    def run(self) -> str:
-        """Another one than the directory's, for steps before a fork."""
-        return self.config.run.name
-
 
 def replay_run(request: ReplayRequest) -> int:
     """Replay and print a line per step. Return 0 if every digest matches the ledger."""
@@ -216,10 +211,12 @@ async def _replay(
         start = replay.end
 
     with scratch() as folder:
-        for number, part in enumerate(parts, 1):
-            if start is not None and number > 1 and part.run != parts[number - 2].run:
+        for number, part in enumerate(parts):
+            before = parts[max(number - 1, 0)]
+            # A fork has a log of its own.
+            if start is not None and part.config.run.name != before.config.run.name:
                 start = replace(start, state=with_own_log(start.state))
-            end_dir = folder / f"part-{number}" if number < len(parts) else None
+            end_dir = folder / f"part-{number}" if part is not parts[-1] else None
             settings = engine_settings(part.objective, model_dir)
             await on_ranks(settings, partial(lead, part, end_dir))
 

@@ -15,6 +15,7 @@ from horizonrl.broker.dead_letters import store_dead_letter
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.nats.access import hears, inbox, publishes
 from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.nats.key_folder import KeyFolder, as_role
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsDelivery, NatsTransport
@@ -27,6 +28,7 @@ from horizonrl.broker.weights.frames import (
     fetch_frame,
     publish_frame,
 )
+from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
 from horizonrl.common.metrics import Metrics
@@ -285,6 +287,23 @@ def test_a_key_of_another_role_is_told_so(tmp_path: Path) -> None:
 
     with pytest.raises(BrokerDenied, match="is not of this role of this run"):
         uvloop.run(scenario())
+
+
+def test_the_files_of_another_role_and_run_are_those_of_the_same_folder(tmp_path: Path) -> None:
+    make_keys(tmp_path, [RUN, OTHER], ["nats.example"], actors=1)
+    keys = KeyFolder(tmp_path)
+    learner = BrokerSection(
+        nats=NatsSection(nkey_seed=keys.seed(RUN, Role.LEARNER)), ticket_key=keys.ticket_key(RUN)
+    )
+    actor = as_role(learner, OTHER, Role.ACTOR)
+    assert actor.nats.nkey_seed == keys.seed(OTHER, Role.ACTOR)
+    assert actor.ticket_key == keys.ticket_key(OTHER)
+    assert as_role(as_role(learner, OTHER, Role.CONTROLLER), RUN, Role.LEARNER) == learner
+    unsigned = learner.model_copy(update={"ticket_key": None})
+    assert as_role(unsigned, OTHER, Role.ACTOR).ticket_key is None
+    for other in (BrokerSection(), learner.model_copy(update={"nats": NatsSection(nkey_seed="a")})):
+        assert as_role(other, "unknown", Role.CONTROLLER) == other
+    assert as_role(learner, "unknown", Role.CONTROLLER) == learner
 
 
 def changed(settings: BrokerSection, **keys: Path | None) -> BrokerSection:

@@ -147,6 +147,18 @@ def test_a_fork_has_a_broker_of_its_own_unless_a_cluster_serves_the_run(
     assert config.broker.url == (None if own else first.config.broker.url)
 
 
+def test_a_fork_on_a_cluster_has_as_many_copies_as_there_are_servers(
+    first: World, tmp_path: Path
+) -> None:
+    run_dir = shutil.copytree(first.config.run_dir, tmp_path / "run")
+    servers = ",".join(f"nats://server-{number}:4222" for number in range(3))
+    for given, copies in ((servers, 3), ("nats://server-0:4222", None)):
+        request = ForkRequest(run_dir, "copied", [f"--broker.url={given}"])
+        assert _begin(request, START).config.broker.nats.replicas == copies
+    chosen = [f"--broker.url={servers}", "--broker.nats.replicas=1"]
+    assert _begin(ForkRequest(run_dir, "copied", chosen), START).config.broker.nats.replicas == 1
+
+
 def test_a_group_is_matched_by_all_that_is_asked(first: World) -> None:
     sequence, ticket = first.ledger()[START]["trained"][0]
     messages = next(
