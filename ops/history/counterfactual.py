@@ -60,8 +60,8 @@ class Variant:
     @property
     def trusted_to(self) -> int:
         """The last step before the first one whose data are too far off-policy."""
-        off = (row["step"] for row in self.rows if (row["ess"] or 1.0) < LEAST_ESS)
-        return int(next(off, self.rows[-1]["step"] + 1)) - 1
+        distrusted = (row["step"] for row in self.rows if (row["ess"] or 1.0) < LEAST_ESS)
+        return int(next(distrusted, self.rows[-1]["step"] + 1)) - 1
 
 
 def train_variants(request: CounterfactualRequest) -> int:

@@ -16,7 +16,7 @@ from horizonrl.ops.history.counterfactual import LEAST_ESS, Variant
 from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.learner.world import World
 from tests.ops.history.bandit import BanditWorld
-from tests.ops.history.runs import forget_loop, record
+from tests.ops.history.runs import RECORDED, forget_loop, record
 from tests.records import branched_episode
 
 TO = 9
@@ -149,7 +149,12 @@ def test_branches_are_refused_by_an_estimator_that_follows_one_sequence(
 ) -> None:
     model = f"--model.name={make_tiny_model(tmp_path / 'model')}"
     keys = (model, "--learner.backend=hash", "--actor.engine=scripted", "--horizon.horizons=[5,6]")
-    run = record(tmp_path / "branching", *keys, kind=Branching)
+    run = record(tmp_path / "branching", "--rl.stale=wait", *keys, hand=3, kind=Branching)
     assert train(run, "--from=0", "--set", "advantage.kind=gae") == 1
     assert "step 3 has episodes of several branches" in capsys.readouterr().err
-    assert train(run, "--from=0", "--set", "advantage.kind=rloo") == 0
+    # Groups that waited for their step wait for it here too, from the model on and from a checkpoint.
+    for first in (0, RECORDED - 1):
+        options = (f"--from={first}", "--set", "advantage.kind=rloo")
+        (other,) = reports(run, tmp_path / "report", *options)
+        assert [step["step"] for step in other["steps"]] == list(range(first + 1, RECORDED + 1))
+        assert all(step["equal"] for step in other["steps"])

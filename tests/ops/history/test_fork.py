@@ -152,8 +152,8 @@ def test_a_fork_on_a_cluster_has_as_many_copies_as_there_are_servers(
 ) -> None:
     run_dir = shutil.copytree(first.config.run_dir, tmp_path / "run")
     servers = ",".join(f"nats://server-{number}:4222" for number in range(3))
-    for given, copies in ((servers, 3), ("nats://server-0:4222", None)):
-        request = ForkRequest(run_dir, "copied", [f"--broker.url={given}"])
+    for url, copies in ((servers, 3), ("nats://server-0:4222", None)):
+        request = ForkRequest(run_dir, "copied", [f"--broker.url={url}"])
         assert _begin(request, START).config.broker.nats.replicas == copies
     chosen = [f"--broker.url={servers}", "--broker.nats.replicas=1"]
     assert _begin(ForkRequest(run_dir, "copied", chosen), START).config.broker.nats.replicas == 1

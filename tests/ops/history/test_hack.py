@@ -83,10 +83,10 @@ def test_a_planted_hack_is_found_reverted_and_gone(
     assert learned > before + 0.2 and ruined < learned - 0.2, (before, learned, ruined)
 
     assert say(hacked, story("bisect")) == 0
-    found = int(re.findall(r"version (\d+) is the first", capsys.readouterr().out)[0])
+    hacking = int(re.findall(r"version (\d+) is the first", capsys.readouterr().out)[0])
     half = SIZE * GROUPS // 2
-    assert found > HONEST_STEPS
-    assert hacks(hacked, found - 1) < half <= hacks(hacked, found)
+    assert hacking > HONEST_STEPS
+    assert hacks(hacked, hacking - 1) < half <= hacks(hacked, hacking)
 
     assert say(hacked, story("revert")) == 0
     shown = capsys.readouterr().out
