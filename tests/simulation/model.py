@@ -18,6 +18,8 @@ REMEMBERS_S = 3_600.0
 """How long a broker recognises a message id."""
 NOTICES_S = 120.0
 """How long a controller that was replaced, and is awake, may go on to issue tickets: a look at the key comes first."""
+ON_ITS_WAY_S = 60.0
+"""How long a ticket may be on its way to the broker."""
 AGAIN = ".again-"
 
 
@@ -90,7 +92,8 @@ class Model:
         if self.restored:
             return
         if again:
-            if (name, False) in self.issued:
+            # One that was on its way while the audit looked is played twice, which is recognised.
+            if event.at - self.issued.get((name, False), event.at) > ON_ITS_WAY_S:
                 yield f"issues {name} again, which the broker had not lost"
         elif stored_before is not None and event.at - stored_before < REMEMBERS_S:
             yield f"issues {name} twice"
@@ -155,6 +158,9 @@ class Model:
             if record.policy.lineage <= self.lineage and not self.restored:
                 yield f"lineage {record.policy.lineage} was in use"
             self.lineage = max(self.lineage, record.policy.lineage)
+            silent = event.life not in self.published
+            if record.policy.lineage and silent and not self.restored:
+                yield f"begins lineage {record.policy.lineage} without its weights"
         if record.step not in self.commits:
             yield f"announces step {record.step}, which is in no ledger"
         announced = self.published.get(event.life, record.step)

@@ -85,7 +85,9 @@ class Tasks:
     def duration_s(self, task_id: str) -> float:
         """Return how long a turn of a task takes: its own time, the same in every episode."""
         fixed = random.Random(f"duration {task_id}")
-        return min(20.0, math.exp(fixed.gauss(0.0, self.profile.sigma)))
+        quick = math.exp(fixed.gauss(0.0, self.profile.sigma))
+        # Every sixth task is so slow that several steps pass meanwhile.
+        return 20.0 if fixed.random() < 1 / 6 else min(20.0, quick)
 
     async def work(self, task_id: str) -> None:
         """Take a turn's time, and fail or hang now and then."""

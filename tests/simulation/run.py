@@ -271,7 +271,9 @@ class Simulation:
             ("kill", "stop", "nap", "sleep", "replace", "outage", "blackout"),
             (8, 3, 2, 2, 2, 2, 1),
         )[0]
-        if life.role == "learner" and event == "replace" and not self.profile.moves:
+        if life.role == "learner" and self.profile.moves and not self.moved:
+            event = "replace"
+        elif life.role == "learner" and event == "replace":
             event = "kill"
         self.disturbed[event] += 1
         self.history.note(life, "disturb", event)
@@ -302,7 +304,7 @@ class Simulation:
 
     def _replace(self, life: Life) -> None:
         """Put a life to sleep, and let another one begin, as where its machine is cut off for a while."""
-        life.awake_at = self.loop.now + self.dice.uniform(5.0, 300.0)
+        life.awake_at = self.loop.now + self.dice.uniform(3.0, 60.0)
         self.replaced.add(life)
         if life.role == "learner":
             self.moved += 1

@@ -58,6 +58,13 @@ async def judge_run(roles: Roles, history: History, restored: bool) -> tuple[lis
     measured = [line["step"] for line in files.metrics]
     if measured != [line["step"] for line in ledger]:
         findings.append(f"metrics of the steps {measured}")
+    # Actors publish neither, and the rules of a run do not change.
+    for reason in ("too_few_valid", "malformed", "temperature"):
+        if verdict.dropped.get(reason):
+            findings.append(f"groups were dropped as {reason}, and none was")
+    for line in ledger:
+        if line["trained"] != sorted(line["trained"]):
+            findings.append(f"step {line['step']} was trained in another order than the log's")
     numbers = [line["lineage"] for line in lineages]
     if numbers != sorted(set(numbers)):
         findings.append(f"lineages {numbers}: each start has its own")
