@@ -146,6 +146,8 @@ class Simulation:
 
     def _notice_exception(self, _: Any, context: dict[str, Any]) -> None:
         life = LIFE.get()
+        if self.judged and "exception" not in context:  # a task of what is being buried
+            return
         if not any(other.dead for other in self.lives) or life is not HOST:
             self.findings.append(f"{life}: {context['message']}: {context.get('exception')!r}")
 
