@@ -90,7 +90,8 @@ class Fence:
         newer = await self._transport.revision(Key.PROGRESS) > self._progress
         held, ours = await self._state.get(Key.PROGRESS), self._last_word
         replaced = isinstance(held, Progress) and (
-            ours is None or (held == ours and newer) or held.policy.lineage > ours.policy.lineage
+            (newer and (ours is None or held == ours))
+            or (ours is not None and held.policy.lineage > ours.policy.lineage)
         )
         if replaced:
             return Fenced(

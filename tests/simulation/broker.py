@@ -318,7 +318,7 @@ class Link:
             poll_s = min(remaining, PULL_S)
             with suppress(BrokerUnreachable):
                 delivery = await self.ask(
-                    "lease", lambda: self.broker.lease(self.life), poll_s, poll_s
+                    "lease", lambda: self.broker.lease(self.life), poll_s + ANSWER_S, poll_s
                 )
                 self.counters.redelivered += delivery.deliveries > 1
                 return LinkedDelivery(self, delivery)

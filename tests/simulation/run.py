@@ -235,7 +235,8 @@ class Simulation:
     def _excused(self, life: Life, error: BaseException) -> bool:
         """Return whether something that befell the run explains an error: a supervisor starts the role again."""
         if isinstance(error, Fenced):
-            return life in self.replaced
+            # The one that spoke last goes on: that may be the one which was asleep.
+            return any(other.role == life.role for other in self.replaced)
         if isinstance(error, LogGap | StateConflict | CheckpointMismatch):
             return bool(self.disturbed["restore"]) or life in self.replaced
         return isinstance(error, BrokerUnreachable) and not self.profile.calm

@@ -261,3 +261,16 @@ async def test_a_learner_is_not_replaced_by_its_own_word_that_the_broker_had_bef
     for call in (learner.announce(word), learner.check()):
         with pytest.raises(StateConflict, match="no longer holds what this learner announced"):
             await call
+
+
+async def test_a_learner_that_has_not_spoken_is_not_replaced_by_a_store_that_goes_back() -> None:
+    server = MemoryServer()
+    earlier = await spoken(server, 0)
+    run = server.runs["run"]
+    backup, revision = dict(run.state), run.revision
+    await earlier.announce(await said(server))
+    learner = Fence(MemoryTransport(server, "run"))
+    await learner.look()
+    run.state, run.revision = backup, revision
+    with pytest.raises(StateConflict, match="start the learner again"):
+        await learner.announce(replaced_by(1))
