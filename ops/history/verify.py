@@ -219,6 +219,7 @@ def _horizons(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
     """Each ticket carries the horizon that was due when it was issued, and horizons never shrink.
 
     An adaptive horizon may be that of a later step: the learner may have reached that step before it was rolled back.
+    What decided on it is unknown if the broker has lost a part of the log.
     """
     config, before = evidence.config, Counter[str]()
     schedule, adaptive = config.horizon, _adaptive_turns(evidence)
@@ -226,10 +227,10 @@ def _horizons(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
     for end, group in sorted(_train_groups(evidence, ends), key=lambda pair: pair[1].ticket.number):
         ticket, env_id = group.ticket, group.ticket.task.env_id
         step = ticket.issued_at_version.version - config.imitation.steps
-        if schedule.kind == "adaptive":
-            due = adaptive[env_id][step:]
-        else:
+        if schedule.kind != "adaptive":
             due = [scheduled_turns(config, config.run.seed, env_id, step, ticket.number)]
+        else:
+            due = list(config.horizons(env_id)) if evidence.cuts else adaptive[env_id][step:]
         if ticket.horizon_turns not in due:
             yield f"{end.ticket} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
         if ticket.horizon_turns < before[env_id] and schedule.kind not in ("shuffled", "reversed"):

@@ -239,7 +239,7 @@ def test_an_adaptive_horizon_is_decided_once_more() -> None:
         (), ["--horizon.kind=adaptive", "--horizon.horizons=[4,5]", "--horizon.steps_per_stage=2"]
     )
 
-    def judged(last: int) -> list[str]:
+    def judged(last: int, lineages: Sequence[dict[str, Any]] = ()) -> list[str]:
         log = [group(0, 0, 4), group(1, 1, 4), group(2, 2, last)]
         for place in (0, 1):  # both steps cut everything, and nothing succeeds
             episodes = [
@@ -248,12 +248,20 @@ def test_an_adaptive_horizon_is_decided_once_more() -> None:
             ]
             log[place] = log[place].model_copy(update={"episodes": tuple(episodes)})
         ledger = [line(step, [(step, step - 1)], cursor=step) for step in (1, 2, 3)]
-        return judge(evidence(log, ledger, 3, config=adaptive)).findings
+        whole = evidence(log, ledger, 3, config=adaptive)
+        return judge(with_files(whole, lineages=lineages)).findings
 
     assert judged(5) == []
     assert judged(4) == [
         "horizon: train-00000002 has 4 turns, but was issued at RL step 2: 5 turns"
     ]
+    # Where the log was cut, a repeated ticket may have taken the sequence of the group that decided.
+    cut = [{"lineage": 1, "from_step": 2, "log_cut": {"cursor": 2, "read_on_after": 0}}]
+    assert judged(4, cut) == judged(5, cut) == []
+    assert judged(6, cut) == [
+        "horizon: train-00000002 has 6 turns, but was issued at RL step 2: 4 turns"
+    ]
+    assert judged(3, cut)[1:] == ["horizon: train-00000002 has 3 turns after a ticket of 4"]
 
 
 def test_a_shorter_horizon_of_another_environment_is_no_violation() -> None:
