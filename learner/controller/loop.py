@@ -136,10 +136,13 @@ class Controller:
         await self._open_tickets.refresh(progress, with_ended(await self._count_issued(), progress))
         # Floor first: a ticket that is acknowledged after this look only seems open for one more round.
         floor = (await self.transport.queue()).floor
+        # A store that goes back loses ends, and the credit that they gave: what was issued on that waits for more.
+        limited, end = progress.phase.kind, self._end_of_credit(progress)
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
         gone = {
             f"{kind.value}-{number:08d}": (kind, number)
             for kind, number in self._open_tickets.gone(progress, floor)
+            if kind is not limited or number < end
         }
         # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0
@@ -188,14 +191,20 @@ class Controller:
         kind, before = progress.phase.kind, issued
         while due := await self._evaluations_due(issued[Kind.EVAL], progress.step):
             issued = await self._issue_up_to(Kind.EVAL, issued[Kind.EVAL] + due, progress, issued)
-        # The inequality of bounded staleness. It holds whatever dies, since credit is kept as tickets by the broker.
-        limit = self.schedule.outstanding_limit(progress.phase, progress.phase_step)
-        issued = await self._issue_up_to(kind, progress.settled(kind) + limit, progress, issued)
+        issued = await self._issue_up_to(kind, self._end_of_credit(progress), progress, issued)
         issued = await self._issue_up_to(Kind.DEMO, self._demos_due(progress), progress, issued)
         for kind in Kind:
             if count := issued[kind] - before[kind]:
                 log.info("tickets_issued", kind=kind.value, count=count, step=progress.step)
         return issued
+
+    def _end_of_credit(self, progress: Progress) -> int:
+        """Return the number below which the phase's tickets may be issued: the inequality of bounded staleness.
+
+        It holds whatever dies, since credit is kept as tickets by the broker.
+        """
+        limit = self.schedule.outstanding_limit(progress.phase, progress.phase_step)
+        return progress.settled(progress.phase.kind) + limit
 
     async def _issue_up_to(
         self, kind: Kind, end: int, progress: Progress, issued: dict[Kind, int]

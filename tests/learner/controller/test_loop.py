@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
@@ -18,6 +18,7 @@ from horizonrl.common.types import Kind, Phase, PolicyVersion, Task, Ticket
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.controller.main import build_controller
+from tests.learner.test_power_cut import cut
 from tests.learner.world import MortalTransport
 from tests.records import make_group, make_ticket
 
@@ -174,6 +175,32 @@ async def test_a_ticket_that_has_ended_is_not_issued_again_though_the_stream_has
         await issued_after(transport, rl(0, 0), Kind.TRAIN)
         await issued_after(transport, rl(5, 9), Kind.TRAIN)
         assert [ticket.number for ticket in await tickets(transport, 2)] == [9, 10]
+
+
+async def test_a_store_that_goes_back_takes_the_credit_of_the_ends_that_it_has_lost() -> None:
+    """The controller lives on. What it had issued on that credit is issued again once there is credit for it."""
+    server = MemoryServer(ack_wait_s=0.05)
+    async with controller_on(server) as (transport, controller):
+        assert await issued_after(transport, rl(0, 0), Kind.TRAIN) == 4
+        assert await issued_after(transport, rl(1, 4), Kind.TRAIN) == 8
+
+        async def stored(count: int) -> list[int]:
+            """Return the tickets in the stream once there are `count`, and a few audits later."""
+            while (await transport.extent(Stream.TICKETS)).messages < count:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(4 * transport.ack_wait_s)
+            queue = TicketQueue(transport)
+            return [ticket.number for _, ticket in await queue.stored_tickets()]
+
+        async with asyncio.timeout(5):
+            await StateStore(transport).put(Key.PROGRESS, rl(0, 0))
+            cut(server, Stream.TICKETS, 8)
+            assert await stored(4) == [0, 1, 2, 3]
+            for settled in (1, 2):
+                await StateStore(transport).put(Key.PROGRESS, rl(0, settled))
+                assert await stored(4 + settled) == list(range(4 + settled))
+        assert controller.metrics.value("tickets_reissued_total", kind="train") == 6
+        assert controller.metrics.value("conservation_violations") == 0
 
 
 async def test_queue_and_log_are_measured_while_nobody_makes_progress() -> None:
