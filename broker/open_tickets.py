@@ -7,7 +7,7 @@ so a look costs what is open and what has ended since the last look, and nothing
 
 import asyncio
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 
@@ -59,12 +59,20 @@ class OpenTickets:
         self._last[subject] = max(self._last.get(subject, (0, 0)), (number, sequence))
         self._absent.discard(name)
 
-    async def refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        """Scan the stream if that has not been done, or if the broker may have lost what was there."""
-        async with self._refreshing:
-            await self._refresh(progress, issued)
+    async def refresh(
+        self, progress: Progress, issued: dict[Kind, int], due: Mapping[Kind, int] = {}
+    ) -> None:
+        """Scan the stream if that has not been done, or if the broker may have lost what was there.
 
-    async def _refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        Of the last tickets in `issued`, those that the broker has lost are owed as far as they are `due`. The others
+        count as never issued: a store that went back has lost the credit for them, too.
+        """
+        async with self._refreshing:
+            await self._refresh(progress, issued, due)
+
+    async def _refresh(
+        self, progress: Progress, issued: dict[Kind, int], due: Mapping[Kind, int]
+    ) -> None:
         now = self._now(progress)
         if self._scanned_at == now:
             extent = await self._transport.extent(Stream.TICKETS)
@@ -78,7 +86,13 @@ class OpenTickets:
         foreign = self._foreign
         for message, ticket in await self._queue.stored_tickets():
             self.add(ticket, message.sequence, message.subject)
-        self._absent = {name for name in open_tickets(progress, issued) if name not in self._newest}
+        owed: dict[Kind, int] = {}
+        for kind, count in issued.items():
+            number, _ = self._last.get(ticket_subject(kind), (-1, 0))
+            bound = max(number + 1, due.get(kind, count))
+            self._queue.forget_beyond(kind, bound)
+            owed[kind] = min(count, bound)
+        self._absent = {name for name in open_tickets(progress, owed) if name not in self._newest}
         if self._foreign == foreign:  # else one may have come after the end of this scan
             self._scanned_at = now
 

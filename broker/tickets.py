@@ -105,6 +105,11 @@ class TicketQueue:
         """Return how many tickets of a kind are known to have been issued, without asking."""
         return self._issued.get(kind, 0)
 
+    def forget_beyond(self, kind: Kind, count: int) -> None:
+        """Know of no more than `count` tickets of a kind as issued: the broker has lost the others."""
+        if count < self.known_issued(kind):
+            self._issued[kind] = count
+
     def missing(self, kind: Kind) -> Sequence[int]:
         """Return the numbers below the highest one that the stream did not hold when the tickets were first counted.
 

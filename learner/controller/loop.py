@@ -118,9 +118,7 @@ class Controller:
         """
         # At once, so that settled tickets can be purged. Not in `_follow`: it takes seconds with 10,000 outstanding.
         if isinstance(progress := await self._state.get(Key.PROGRESS), Progress):
-            await self._open_tickets.refresh(
-                progress, with_ended(await self._count_issued(), progress)
-            )
+            await self._refresh(progress)
         else:
             await self._open_tickets.refresh(Progress(), {})
         while True:
@@ -132,17 +130,19 @@ class Controller:
                 # Progress stops when nothing moves, and the last report may be older than the last progress.
                 await self._report(progress, with_ended(await self._look(progress), progress))
 
+    async def _refresh(self, progress: Progress) -> None:
+        kind, issued = progress.phase.kind, with_ended(await self._count_issued(), progress)
+        due = issued | {kind: max(self._end_of_credit(progress), progress.reached(kind))}
+        await self._open_tickets.refresh(progress, issued, due)
+
     async def _issue_vanished(self, progress: Progress) -> None:
-        await self._open_tickets.refresh(progress, with_ended(await self._count_issued(), progress))
+        await self._refresh(progress)
         # Floor first: a ticket that is acknowledged after this look only seems open for one more round.
         floor = (await self.transport.queue()).floor
-        # A store that goes back loses ends, and the credit that they gave: what was issued on that waits for more.
-        limited, end = progress.phase.kind, self._end_of_credit(progress)
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
         gone = {
             f"{kind.value}-{number:08d}": (kind, number)
             for kind, number in self._open_tickets.gone(progress, floor)
-            if kind is not limited or number < end
         }
         # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0

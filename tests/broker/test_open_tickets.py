@@ -1,5 +1,6 @@
 """Where the tickets stand that have not ended: what is known without asking, and when the stream is asked again."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,6 +198,27 @@ async def test_the_highest_ticket_of_a_kind_stays_though_lower_ones_were_stored_
     await standing.purge(ended(lowest=4))
     assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 4
     assert [ticket.number for _, ticket in await queue.stored_tickets()] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("settled", [0, 2])
+async def test_what_the_broker_has_lost_is_owed_as_far_as_it_is_due_and_counts_as_issued_no_further(
+    settled: int,
+) -> None:
+    server = MemoryServer()
+    transport = MemoryTransport(server, "run")
+    queue = TicketQueue(transport)
+    standing = OpenTickets(transport, queue)
+    await queue.issue_all([make_ticket(number) for number in range(5)])
+    await standing.refresh(ended(lowest=settled), {Kind.TRAIN: 5}, {Kind.TRAIN: 3})
+    assert await queue.count_issued(Kind.TRAIN) == 5
+    stream = server.runs["run"].streams[Stream.TICKETS]
+    stream.messages.clear()
+    stream.ids.clear()
+    stream.last_sequence = 0
+    await standing.refresh(ended(lowest=settled), {Kind.TRAIN: 5}, {Kind.TRAIN: 3})
+    assert await queue.count_issued(Kind.TRAIN) == 3
+    lost = {(Kind.TRAIN, number) for number in range(settled, 3)}
+    assert standing.gone(ended(lowest=settled), floor=0) == lost
 
 
 async def test_the_last_ticket_of_a_kind_stays_though_the_broker_has_lost_later_ones() -> None:

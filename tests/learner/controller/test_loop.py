@@ -199,7 +199,7 @@ async def test_a_store_that_goes_back_takes_the_credit_of_the_ends_that_it_has_l
             for settled in (1, 2):
                 await StateStore(transport).put(Key.PROGRESS, rl(0, settled))
                 assert await stored(4 + settled) == list(range(4 + settled))
-        assert controller.metrics.value("tickets_reissued_total", kind="train") == 6
+        assert controller.metrics.value("tickets_reissued_total", kind="train") == 4
         assert controller.metrics.value("conservation_violations") == 0
 
 
