@@ -64,6 +64,8 @@ class Controller:
         self._recorded = HorizonState()
         """The value of the key `horizon`."""
         self._reported_at = -REPORT_S
+        self._most_issued = dict.fromkeys(Kind, 0)
+        """By kind, the most tickets that were issued at some moment: a broker that loses some undoes no end."""
 
     async def run(self) -> None:
         """Issue tickets while credit lasts, and vanished tickets again, until the run is finished.
@@ -342,8 +344,10 @@ class Controller:
         for kind in Kind:
             outstanding = issued[kind] - progress.settled(kind)
             self.metrics.set("tickets_outstanding", max(outstanding, 0), kind=kind.value)
-            if outstanding < 0:
-                violations -= outstanding
+            self._most_issued[kind] = max(self._most_issued[kind], issued[kind])
+            excess = progress.settled(kind) - self._most_issued[kind]
+            if excess > 0:
+                violations += excess
                 log.error(
                     "conservation_violated",
                     kind=kind.value,

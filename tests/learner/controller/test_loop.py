@@ -200,6 +200,8 @@ async def test_a_store_that_goes_back_takes_the_credit_of_the_ends_that_it_has_l
                 await StateStore(transport).put(Key.PROGRESS, rl(0, settled))
                 assert await stored(4 + settled) == list(range(4 + settled))
         assert controller.metrics.value("tickets_reissued_total", kind="train") == 4
+        # The learner comes back with a checkpoint that has more ends than the stream has tickets.
+        assert await issued_after(transport, rl(3, 8), Kind.TRAIN) == 12
         assert controller.metrics.value("conservation_violations") == 0
 
 
