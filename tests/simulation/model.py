@@ -176,7 +176,10 @@ class Model:
             )
 
     def _put_policy(self, event: Event, record: WeightsManifest) -> Iterator[str]:
-        # One that was replaced may have passed its own check before; who replaced it sets the key again (`end`).
+        # One that was replaced may have passed its own check before; who replaced it sets the key again (`end`), and is
+        # the last to do so.
+        if event.life < (successor := self.speaker[Key.POLICY]) and not self.restored:
+            yield f"announces weights after learner.{successor} did"
         name = record.policy.version, record.policy.lineage
         if self.weights.setdefault(name, record.digest) != record.digest and not self.restored:
             yield f"announces other weights as {record.policy}"
