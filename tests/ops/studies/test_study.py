@@ -132,7 +132,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         "staleness": 20,
         "horizons": 5,
         "context": 6,
-        "make-train": 4,
+        "make-train": 1,
         "table": 1,
     }
 
