@@ -92,8 +92,8 @@ NOTES: Mapping[str, Note] = {
     ),
     "make-train": Note(
         "The recipe of `make train`",
-        "`after` is the recipe. It was chosen on these held-out tasks and with one of these seeds, so its lead is too "
-        "favourable.",
+        "Three steps of imitation, then twenty of RL, each task with its own recipe in the prompt. Steps, rates and tasks "
+        "were chosen on validation tasks.",
     ),
     "scenarios": Note(
         "The five scenarios",
