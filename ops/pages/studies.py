@@ -92,8 +92,8 @@ NOTES: Mapping[str, Note] = {
     ),
     "make-train": Note(
         "The recipe of `make train`",
-        "Three steps of imitation, then twelve of RL. Rates and tasks were chosen on validation tasks. There were twenty "
-        "steps of RL until one run on test showed that the later ones find few groups that differ.",
+        "Three steps of imitation, then twelve of RL. Rates and tasks were chosen on validation tasks. There were "
+        "twenty steps of RL until a run on test showed that the later ones find few groups that differ.",
     ),
     "scenarios": Note(
         "The five scenarios",
