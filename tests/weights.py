@@ -6,22 +6,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from horizonrl.actors.weights import host_copy
 from horizonrl.actors.weights.host_copy import Shadow
 from horizonrl.actors.weights.lora_copy import MergedImage
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
+from horizonrl.broker.weights import chain, frames
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS
+from horizonrl.learner.loop import weights_publisher
 from horizonrl.learner.loop.fence import Fence
 from horizonrl.learner.loop.weights_publisher import WeightsPublisher
 
 KEPT = 3
 """Images that a learner remembers."""
 SHAPES: Mapping[str, tuple[int, ...]] = {"model.a": (64, 33), "model.b": (513,), "model.c": (0,)}
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a chunk of 600 bytes and a chain of six versions, so that a few versions fill both."""
+    monkeypatch.setattr(frames, "CHUNK_BYTES", 600)
+    monkeypatch.setattr(weights_publisher, "LONGEST_CHAIN", 6)
+
+
+def lose_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a host wait no longer than a fifth of a second for what does not come."""
+    for module in (frames, chain):
+        monkeypatch.setattr(module, "FETCH_WAIT_S", 0.05)
+    monkeypatch.setattr(host_copy, "STUCK_S", 0.2)
 
 
 def image(words: dict[str, Any]) -> bytes:

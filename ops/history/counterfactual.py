@@ -7,7 +7,7 @@ its steps say about a run that would have played with it. The importance ratios 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,14 @@ KEYS = ("learner.betas", "learner.max_grad_norm", "learner.weight_decay")
 COLUMNS = ("step", "trained", "same weights", "loss", "ESS", "KL", "clipped")
 
 
-@dataclass(frozen=True)
-class CounterfactualRequest:
-    """Which steps to train by which objectives: those after `first`, up to and including `last`."""
+@dataclass(frozen=True, kw_only=True)
+class CounterfactualRequest(ReplayRequest):
+    """Which steps to train by which objectives."""
 
-    run_dir: Path
-    first: int
-    last: int | None
     variants: Sequence[Sequence[str]]
     """The `KEY=VALUE` of each."""
     out: Path | None
     """A directory for the last weights of each variant."""
-    json_file: Path | None
-    overrides: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -74,11 +69,8 @@ def train_variants(request: CounterfactualRequest) -> int:
         read_config(request.run_dir, [*request.overrides, *_flags(words)])
     variants = []
     for number, words in enumerate(request.variants, 1):
-        replay = ReplayRequest(
-            request.run_dir, request.first, request.last, None, request.overrides, _flags(words)
-        )
         with scratch() as folder:
-            code, rows = retrain(replay, folder / WEIGHTS_FILE)
+            code, rows = retrain(replace(request, changes=_flags(words)), folder / WEIGHTS_FILE)
             if code:
                 return code
             if rows and request.out is not None:

@@ -128,8 +128,10 @@ def divide(
     parts = []
     for values, lines in groupby(ledger, key=former):
         recorded = [f"--{key}={_argument(value)}" for key, value in values.items()]
-        configs = [read_config(run_dir, [*recorded, *overrides, *more]) for more in ((), changes)]
-        parts.append(Part(configs[0], list(lines), configs[1]))
+        words = [*recorded, *overrides]
+        config = read_config(run_dir, words)
+        objective = read_config(run_dir, [*words, *changes]) if changes else config
+        parts.append(Part(config, list(lines), objective))
     return parts
 
 

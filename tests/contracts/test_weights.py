@@ -4,18 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.broker.weights import frames
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.loop import weights_publisher as learner_weights
 from tests.brokers import Broker
-from tests.weights import RandomLearner, ShadowHost
+from tests.weights import RandomLearner, ShadowHost, shrink
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of 600 bytes and a chain of six versions."""
-    monkeypatch.setattr(frames, "CHUNK_BYTES", 600)
-    monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 6)
+    shrink(monkeypatch)
 
 
 async def test_versions_arrive_as_changes_on_every_transport(

@@ -34,6 +34,17 @@ async def ask(policy: Policy, max_tokens: int = 50) -> Generation:
     )
 
 
+async def drain(
+    policy: Policy, weights: Path, max_tokens: int = 50
+) -> tuple[asyncio.Task[Generation], asyncio.Task[None]]:
+    """Return a generation in progress, and the weights that wait for it."""
+    running = asyncio.create_task(ask(policy, max_tokens))
+    await asyncio.sleep(0.01)
+    applied = asyncio.create_task(policy.apply(weights, FIRST))
+    await asyncio.sleep(0.01)
+    return running, applied
+
+
 async def versions(policy: Policy, weights: Path) -> list[set[int]]:
     """Return the versions of each of 40 generations, while two versions are applied."""
     async with asyncio.TaskGroup() as group:
@@ -59,10 +70,7 @@ async def test_a_drained_generation_has_one_version_and_one_in_flight_may_have_t
 
 async def test_requests_wait_while_it_drains_and_get_the_new_version(weights: Path) -> None:
     policy = drained()
-    running = asyncio.create_task(ask(policy))
-    await asyncio.sleep(0.01)
-    applied = asyncio.create_task(policy.apply(weights, FIRST))
-    await asyncio.sleep(0.01)
+    running, applied = await drain(policy, weights)
     later = [asyncio.create_task(ask(policy, 2)) for _ in range(3)]
     await asyncio.sleep(0.02)
     assert not running.done()
@@ -78,10 +86,7 @@ async def test_a_cancelled_drain_lets_the_waiting_requests_go_on_with_the_old_ve
     weights: Path,
 ) -> None:
     policy = drained()
-    running = asyncio.create_task(ask(policy))
-    await asyncio.sleep(0.01)
-    applied = asyncio.create_task(policy.apply(weights, FIRST))
-    await asyncio.sleep(0.01)
+    running, applied = await drain(policy, weights)
     later = asyncio.create_task(ask(policy, 2))
     await asyncio.sleep(0.01)
     applied.cancel()
@@ -94,10 +99,7 @@ async def test_a_cancelled_drain_lets_the_waiting_requests_go_on_with_the_old_ve
 
 async def test_cancelled_requests_are_not_waited_for(weights: Path) -> None:
     policy = drained()
-    running = asyncio.create_task(ask(policy, 900))
-    await asyncio.sleep(0.01)
-    applied = asyncio.create_task(policy.apply(weights, FIRST))
-    await asyncio.sleep(0.01)
+    running, applied = await drain(policy, weights, 900)
     held = asyncio.create_task(ask(policy, 2))
     await asyncio.sleep(0.01)
     held.cancel()
@@ -108,10 +110,7 @@ async def test_cancelled_requests_are_not_waited_for(weights: Path) -> None:
 
 async def test_a_policy_that_is_closed_while_it_drains_ends_everybodys_wait(weights: Path) -> None:
     policy = drained()
-    running = asyncio.create_task(ask(policy, 900))
-    await asyncio.sleep(0.01)
-    applied = asyncio.create_task(policy.apply(weights, FIRST))
-    await asyncio.sleep(0.01)
+    running, applied = await drain(policy, weights, 900)
     held = asyncio.create_task(ask(policy, 2))
     await asyncio.sleep(0.01)
     await policy.close()

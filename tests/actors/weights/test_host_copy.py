@@ -32,17 +32,13 @@ from horizonrl.common.errors import BrokerError, WeightsRejected
 from horizonrl.common.state import SentFile
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.loop import weights_publisher as learner_weights
-from tests.weights import RandomLearner, ShadowHost
+from tests.weights import RandomLearner, ShadowHost, lose_patience, shrink
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of 600 bytes, a chain of six versions, and no patience."""
-    monkeypatch.setattr(frames, "CHUNK_BYTES", 600)
-    for module in (frames, chain):
-        monkeypatch.setattr(module, "FETCH_WAIT_S", 0.05)
-    monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 6)
-    monkeypatch.setattr(shadow_module, "STUCK_S", 0.2)
+    shrink(monkeypatch)
+    lose_patience(monkeypatch)
 
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -7,27 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.weights import host_copy as shadow_module
 from horizonrl.actors.weights.host_copy import READING
 from horizonrl.actors.weights.lora_copy import FROZEN, MERGED
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.broker.weights import chain, frames
 from horizonrl.common.errors import BrokerError, WeightsDamaged, WeightsRejected
 from horizonrl.common.state import WeightsManifest
-from horizonrl.learner.loop import weights_publisher as learner_weights
-from tests.weights import AdapterLearner, RandomLearner, ShadowHost
+from tests.weights import AdapterLearner, RandomLearner, ShadowHost, lose_patience, shrink
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> MemoryTransport:
-    """A chunk of 600 bytes, a chain of six versions, and no patience."""
-    monkeypatch.setattr(frames, "CHUNK_BYTES", 600)
-    for module in (frames, chain):
-        monkeypatch.setattr(module, "FETCH_WAIT_S", 0.05)
-    monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 6)
-    monkeypatch.setattr(shadow_module, "STUCK_S", 0.2)
+    shrink(monkeypatch)
+    lose_patience(monkeypatch)
     return MemoryTransport(MemoryServer(), "run")
 
 
