@@ -61,26 +61,26 @@ async def test_numbers_that_were_passed_over_are_found_where_the_tickets_are_fir
 async def test_a_ticket_is_gone_once_it_is_acknowledged_and_its_end_has_not_been_read() -> None:
     transport = MemoryTransport(MemoryServer(), "run")
     queue = TicketQueue(transport)
-    standing = OpenTickets(transport, queue)
+    still_open = OpenTickets(transport, queue)
     await queue.issue_all([make_ticket(number) for number in range(6)])
-    await standing.refresh(ended(), {Kind.TRAIN: 6})
-    assert standing.gone(ended(), floor=0) == set()
-    assert standing.gone(ended((1, 1)), floor=3) == {(Kind.TRAIN, 0), (Kind.TRAIN, 2)}
-    assert standing.gone(ended(lowest=6), floor=6) == set()
+    await still_open.refresh(ended(), {Kind.TRAIN: 6})
+    assert still_open.gone(ended(), floor=0) == set()
+    assert still_open.gone(ended((1, 1)), floor=3) == {(Kind.TRAIN, 0), (Kind.TRAIN, 2)}
+    assert still_open.gone(ended(lowest=6), floor=6) == set()
 
 
 async def test_what_the_controller_has_issued_itself_is_never_read_from_the_stream() -> None:
     transport = Counting(MemoryServer(), "run")
     queue = TicketQueue(transport)
-    standing = OpenTickets(transport, queue)
-    await standing.refresh(ended(), {})
+    still_open = OpenTickets(transport, queue)
+    await still_open.refresh(ended(), {})
     scans = transport.scans
     tickets = [make_ticket(number) for number in range(300)]
     for ticket, stored in zip(tickets, await queue.issue_all(tickets), strict=True):
-        standing.add(ticket, stored.sequence)
+        still_open.add(ticket, stored.sequence)
     for _ in range(5):
-        await standing.refresh(ended(), {Kind.TRAIN: 300})
-        assert len(standing.gone(ended((0, 9)), floor=20)) == 10
+        await still_open.refresh(ended(), {Kind.TRAIN: 300})
+        assert len(still_open.gone(ended((0, 9)), floor=20)) == 10
     assert transport.scans == scans
 
 
@@ -91,32 +91,32 @@ async def test_a_stream_that_has_lost_its_end_is_read_again_and_the_lost_tickets
     transport = MemoryTransport(server, "run")
     queue = TicketQueue(transport)
     await queue.issue_all([make_ticket(number) for number in range(5)])
-    standing = OpenTickets(transport, queue)
-    await standing.refresh(ended(), {Kind.TRAIN: 5})
+    still_open = OpenTickets(transport, queue)
+    await still_open.refresh(ended(), {Kind.TRAIN: 5})
     stream = server.runs["run"].streams[Stream.TICKETS]
     for sequence in (4, 5):
         stream.remove(sequence)
     stream.last_sequence = 3
-    await standing.refresh(ended(), {Kind.TRAIN: 5})
-    assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 3), (Kind.TRAIN, 4)}
+    await still_open.refresh(ended(), {Kind.TRAIN: 5})
+    assert still_open.gone(ended(), floor=0) == {(Kind.TRAIN, 3), (Kind.TRAIN, 4)}
     stored, subject = await queue.reissue(make_ticket(3), 0)
-    standing.add(make_ticket(3), stored.sequence, subject)
-    assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 4)}
-    assert await standing.stored(Kind.TRAIN, 3) == (stored.sequence, make_ticket(3))
-    assert await standing.stored(Kind.TRAIN, 4) is None
+    still_open.add(make_ticket(3), stored.sequence, subject)
+    assert still_open.gone(ended(), floor=0) == {(Kind.TRAIN, 4)}
+    assert await still_open.stored(Kind.TRAIN, 3) == (stored.sequence, make_ticket(3))
+    assert await still_open.stored(Kind.TRAIN, 4) is None
 
 
 async def test_nothing_is_purged_by_what_is_known_from_before_a_reconnect() -> None:
     transport = MemoryTransport(MemoryServer(), "run")
     queue = TicketQueue(transport)
     await queue.issue_all([make_ticket(number) for number in range(5)])
-    standing = OpenTickets(transport, queue)
-    await standing.refresh(ended(), {})
+    still_open = OpenTickets(transport, queue)
+    await still_open.refresh(ended(), {})
     transport.counters.reconnects += 1
-    await standing.purge(ended(lowest=4))
+    await still_open.purge(ended(lowest=4))
     assert (await transport.extent(Stream.TICKETS)).messages == 5
-    await standing.refresh(ended(), {})
-    await standing.purge(ended(lowest=4))
+    await still_open.refresh(ended(), {})
+    await still_open.purge(ended(lowest=4))
     assert (await transport.extent(Stream.TICKETS)).messages == 1
 
 
@@ -126,17 +126,17 @@ async def test_tickets_that_a_resumed_learner_has_open_again_are_found_though_th
     transport = MemoryTransport(MemoryServer(), "run")
     queue = TicketQueue(transport)
     await queue.issue_all([make_ticket(number) for number in range(5)])
-    standing = OpenTickets(transport, queue)
+    still_open = OpenTickets(transport, queue)
     before, after = (
         ended(lowest=4),
         ended(lowest=1).model_copy(update={"policy": PolicyVersion(lineage=1)}),
     )
-    await standing.refresh(before, {Kind.TRAIN: 5})
-    await standing.purge(before)
-    assert standing.gone(before, floor=4) == set()
-    await standing.purge(after)  # by what is known of another learner, nothing
-    await standing.refresh(after, {Kind.TRAIN: 5})
-    assert standing.gone(after, floor=4) == {(Kind.TRAIN, number) for number in (1, 2, 3)}
+    await still_open.refresh(before, {Kind.TRAIN: 5})
+    await still_open.purge(before)
+    assert still_open.gone(before, floor=4) == set()
+    await still_open.purge(after)  # by what is known of another learner, nothing
+    await still_open.refresh(after, {Kind.TRAIN: 5})
+    assert still_open.gone(after, floor=4) == {(Kind.TRAIN, number) for number in (1, 2, 3)}
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 45))
@@ -168,23 +168,23 @@ async def test_tickets_of_another_controller_that_come_during_a_scan_are_found_b
 ):
     transport = MemoryTransport(MemoryServer(), "run")
     queue = TicketQueue(transport)
-    standing = OpenTickets(transport, queue)
+    still_open = OpenTickets(transport, queue)
     await queue.issue_all([make_ticket(0)])
     stored_tickets = queue.stored_tickets
 
     async def overtaken():  # type: ignore[no-untyped-def]
         found = await stored_tickets()
         await TicketQueue(transport).issue(make_ticket(1))
-        standing.distrust()
+        still_open.distrust()
         return found
 
     queue.stored_tickets = overtaken  # type: ignore[method-assign]
-    await standing.refresh(Progress(), {Kind.TRAIN: 1})
+    await still_open.refresh(Progress(), {Kind.TRAIN: 1})
     queue.stored_tickets = stored_tickets  # type: ignore[method-assign]
     await queue.issue_all([make_ticket(number) for number in (1, 2)])
-    await standing.purge(ended((0, 0), lowest=1))
-    await standing.refresh(ended((0, 0), lowest=1), {Kind.TRAIN: 3})
-    await standing.purge(ended((0, 0), lowest=1))
+    await still_open.purge(ended((0, 0), lowest=1))
+    await still_open.refresh(ended((0, 0), lowest=1), {Kind.TRAIN: 3})
+    await still_open.purge(ended((0, 0), lowest=1))
     assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1, 2]
 
 
@@ -193,9 +193,9 @@ async def test_the_highest_ticket_of_a_kind_stays_though_lower_ones_were_stored_
     queue = TicketQueue(transport)
     for number in (0, 3, 1, 2):
         await queue.issue(make_ticket(number))
-    standing = OpenTickets(transport, queue)
-    await standing.refresh(Progress(), {Kind.TRAIN: 4})
-    await standing.purge(ended(lowest=4))
+    still_open = OpenTickets(transport, queue)
+    await still_open.refresh(Progress(), {Kind.TRAIN: 4})
+    await still_open.purge(ended(lowest=4))
     assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 4
     assert [ticket.number for _, ticket in await queue.stored_tickets()] == [3, 1, 2]
 
@@ -207,41 +207,41 @@ async def test_what_the_broker_has_lost_is_owed_as_far_as_it_is_due_and_counts_a
     server = MemoryServer()
     transport = MemoryTransport(server, "run")
     queue = TicketQueue(transport)
-    standing = OpenTickets(transport, queue)
+    still_open = OpenTickets(transport, queue)
     await queue.issue_all([make_ticket(number) for number in range(5)])
-    await standing.refresh(ended(lowest=settled), {Kind.TRAIN: 5}, {Kind.TRAIN: 3})
+    await still_open.refresh(ended(lowest=settled), {Kind.TRAIN: 5}, {Kind.TRAIN: 3})
     assert await queue.count_issued(Kind.TRAIN) == 5
     stream = server.runs["run"].streams[Stream.TICKETS]
     stream.messages.clear()
     stream.ids.clear()
     stream.last_sequence = 0
-    await standing.refresh(ended(lowest=settled), {Kind.TRAIN: 5}, {Kind.TRAIN: 3})
+    await still_open.refresh(ended(lowest=settled), {Kind.TRAIN: 5}, {Kind.TRAIN: 3})
     assert await queue.count_issued(Kind.TRAIN) == 3
     lost = {(Kind.TRAIN, number) for number in range(settled, 3)}
-    assert standing.gone(ended(lowest=settled), floor=0) == lost
+    assert still_open.gone(ended(lowest=settled), floor=0) == lost
 
 
 async def test_the_last_ticket_of_a_kind_stays_though_the_broker_has_lost_later_ones() -> None:
     server = MemoryServer()
     transport = MemoryTransport(server, "run")
     queue = TicketQueue(transport)
-    standing = OpenTickets(transport, queue)
+    still_open = OpenTickets(transport, queue)
     await queue.issue_all([make_ticket(number) for number in range(9)])
-    await standing.refresh(ended(lowest=8), {Kind.TRAIN: 9})
-    await standing.purge(ended(lowest=8))
+    await still_open.refresh(ended(lowest=8), {Kind.TRAIN: 9})
+    await still_open.purge(ended(lowest=8))
     stream = server.runs["run"].streams[Stream.TICKETS]
     stream.messages.clear()
     stream.ids.clear()
     stream.last_sequence = 0
     transport.counters.reconnects += 1
     await queue.issue_all([make_ticket(number) for number in range(5)])
-    await standing.refresh(ended(lowest=5), {Kind.TRAIN: 5})
-    await standing.purge(ended(lowest=5))
+    await still_open.refresh(ended(lowest=5), {Kind.TRAIN: 5})
+    await still_open.purge(ended(lowest=5))
     assert [ticket.number for _, ticket in await queue.stored_tickets()] == [4]
     # What is issued again counts as issued, and is not removed either.
     for number in (7, 8):
         stored, subject = await queue.reissue(make_ticket(number), 0)
-        standing.add(make_ticket(number), stored.sequence, subject)
+        still_open.add(make_ticket(number), stored.sequence, subject)
     assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 9
-    await standing.purge(ended(lowest=9))
+    await still_open.purge(ended(lowest=9))
     assert [ticket.number for _, ticket in await queue.stored_tickets()] == [8]

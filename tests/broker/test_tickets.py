@@ -101,9 +101,9 @@ async def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker
         again = await queue.lease(5.0)
         assert again is not None and again.ticket == ticket
         assert await queue.lease(0.1) is None
-        standing = OpenTickets(transport, queue)
-        await standing.refresh(Progress(), {Kind.TRAIN: 2})
-        await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 1}))
+        still_open = OpenTickets(transport, queue)
+        await still_open.refresh(Progress(), {Kind.TRAIN: 2})
+        await still_open.purge(Progress(lowest_unsettled={Kind.TRAIN: 1}))
         assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1]
 
 
@@ -155,11 +155,11 @@ async def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker
         for number in range(4):
             await queue.issue(make_ticket(number))
             await queue.issue(make_ticket(number, Kind.EVAL))
-        standing = OpenTickets(transport, queue)
+        still_open = OpenTickets(transport, queue)
         # Before it knows what there is.
-        await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4}))
-        await standing.refresh(Progress(), {})
-        await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
+        await still_open.purge(Progress(lowest_unsettled={Kind.TRAIN: 4}))
+        await still_open.refresh(Progress(), {})
+        await still_open.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
         assert await numbers(transport) == [
             ("tickets.eval", 2),
             ("tickets.eval", 4),
@@ -168,7 +168,7 @@ async def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker
             ("tickets.train", 7),
             ("tickets.eval", 8),
         ]
-        await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4, Kind.EVAL: 3}))
+        await still_open.purge(Progress(lowest_unsettled={Kind.TRAIN: 4, Kind.EVAL: 3}))
         assert await numbers(transport) == [("tickets.train", 7), ("tickets.eval", 8)]
         assert await queue.count_issued(Kind.TRAIN) == 4
         assert (await queue.issue(make_ticket(0))).duplicate, (

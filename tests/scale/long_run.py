@@ -72,7 +72,7 @@ class Restart:
     controller_s: float
     """Until the controller has issued its first ticket."""
     scan_s: float
-    """Until it knows every standing ticket. The run goes on meanwhile."""
+    """Until it knows every open ticket. The run goes on meanwhile."""
 
 
 def bookkeeping_s(groups: int) -> float:
@@ -111,11 +111,11 @@ async def restart(directory: Path, tickets: int, outstanding: int = OUTSTANDING)
             await StateStore(transport).put(Key.PROGRESS, _progress(step, step * GROUPS_PER_STEP))
             learner_s, peak_mib = await _start_learner(config, transport)
             controller_s = await _start_controller(config, transport, tickets + outstanding)
-            began, standing = (
+            began, still_open = (
                 time.perf_counter(),
                 OpenTickets(transport, TicketQueue(transport)),
             )
-            await standing.refresh(_progress(step, tickets), {Kind.TRAIN: tickets + outstanding})
+            await still_open.refresh(_progress(step, tickets), {Kind.TRAIN: tickets + outstanding})
             scan_s = time.perf_counter() - began
     return Restart(tickets, outstanding, ledger_bytes, learner_s, peak_mib, controller_s, scan_s)
 

@@ -200,9 +200,9 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             assert await anext(StateStore(actor).watch(Key.PROGRESS)) == Progress()
             assert len(await TicketQueue(controller).stored_tickets()) == 5
             assert await GroupLog(controller).end() > 0
-            standing = OpenTickets(controller, TicketQueue(controller))
-            await standing.refresh(Progress(), {Kind.TRAIN: 4})
-            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
+            still_open = OpenTickets(controller, TicketQueue(controller))
+            await still_open.refresh(Progress(), {Kind.TRAIN: 4})
+            await still_open.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
             assert (await controller.queue()).leased == 0
             assert await TicketQueue(monitor).count_issued(Kind.TRAIN) == 4
             assert await StateStore(monitor).get(Key.HORIZON) == HorizonState()
