@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.studies.outcome import collapses
 from horizonrl.ops.studies.run import StudyRequest, run
-from horizonrl.ops.studies.study import plan
+from horizonrl.ops.studies.study import RECIPES, plan
 from tests.ops.studies.studies import BASE, STUDY, study_of
 
 CHILD = """
@@ -73,7 +74,8 @@ def started(place: Path) -> list[str]:
 
 def test_a_variants_own_recipe_takes_the_place_of_the_studys(place: Path) -> None:
     study = study_of(place, STUDY.replace("rl.lr = 1e-4", 'rl.lr = 1e-4\nrecipe = "laptop"'))
-    assert [each.config.rl.steps for each in plan(study, place / "out")] == [10, 24, 10, 24]
+    laptop = tomllib.loads((RECIPES / "laptop.toml").read_text())["rl"]["steps"]
+    assert [each.config.rl.steps for each in plan(study, place / "out")] == [10, laptop] * 2
     assert carry_out(place) == 0
     results = json.loads((place / "out" / "results.json").read_text())
     assert (results["recipe"], "; high: " in results["evaluation"]) == (
