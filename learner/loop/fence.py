@@ -26,8 +26,8 @@ class Fence:
         # A checkpoint is sealed, and the log freed behind it, while the loop announces: without the lock, a check that
         # compares a revision read before an announcement with the one after it takes this learner for its successor.
         self._speaking = asyncio.Lock()
-        self._last_word: Progress | None = None
-        """What this learner announced last; None before its first announcement."""
+        self._last_word = Progress()
+        """What this learner announced last, once it has taken the run over."""
 
     async def look(self) -> tuple[Progress | None, WeightsManifest | None]:
         """Return what the run's last learner announced: its progress and its weights. Changes nothing."""
@@ -40,15 +40,37 @@ class Fence:
             policy if isinstance(policy, WeightsManifest) else None,
         )
 
-    async def announce(self, progress: Progress) -> None:
-        """Set the key `progress`. Raises Fenced if another learner has set it since this one last looked or spoke."""
+    async def take_over(self, earlier: Progress | None, own: Progress) -> bool:
+        """Repeat what `look` found, which fences the last learner; say this one's `own` word if there is none.
+
+        Returns False if an earlier learner has spoken since the look: it lives, or it died while its word was on its
+        way. Raises Fenced if another learner speaks for `own`'s lineage or a later one.
+        """
         async with self._speaking:
             try:
-                # The broker compares and sets in one request, so no other learner can come between a check and the put.
-                self._progress = await self._state.put(Key.PROGRESS, progress, self._progress)
+                await self._say(earlier or own)
+                return True
+            except StateConflict:
+                held, weights = await self.look()
+        lineages = [record.policy.lineage for record in (held, weights) if record is not None]
+        # A run's very first word may come late as well: it says what this learner would have said.
+        begun = earlier is not None or weights is not None or held != own
+        if begun and max(lineages, default=-1) >= own.policy.lineage:
+            raise _replaced()
+        return False
+
+    async def announce(self, progress: Progress) -> None:
+        """Set the key `progress`. Raises Fenced if another learner has set it since this one last spoke."""
+        async with self._speaking:
+            try:
+                await self._say(progress)
             except StateConflict:
                 raise await self._refusal() from None
-            self._last_word = progress
+
+    async def _say(self, word: Progress) -> None:
+        # The broker compares and sets in one request, so no other learner can come between a check and the put.
+        self._progress = await self._state.put(Key.PROGRESS, word, self._progress)
+        self._last_word = word
 
     async def check(self) -> None:
         """Raise Fenced if another learner has spoken since this one last did."""
@@ -89,16 +111,18 @@ class Fence:
         """
         newer = await self._transport.revision(Key.PROGRESS) > self._progress
         held, ours = await self._state.get(Key.PROGRESS), self._last_word
-        replaced = isinstance(held, Progress) and (
-            (newer and (ours is None or held == ours))
-            or (ours is not None and held.policy.lineage > ours.policy.lineage)
-        )
-        if replaced:
-            return Fenced(
-                "another learner speaks for this run: end one of the two, or give this run another run.name. This "
-                "learner ends now; do not start it again while the other one runs"
-            )
+        if isinstance(held, Progress) and (
+            (newer and held == ours) or held.policy.lineage > ours.policy.lineage
+        ):
+            return _replaced()
         return StateConflict(
             "the broker no longer holds what this learner announced last, as after a power cut: start the learner "
             "again, and it resumes"
         )
+
+
+def _replaced() -> Fenced:
+    return Fenced(
+        "another learner speaks for this run: end one of the two, or give this run another run.name. This learner ends "
+        "now; do not start it again while the other one runs"
+    )

@@ -86,9 +86,10 @@ class Recovery:
         weights = self.publication.weights
         earlier, announced = await self.ports.fence.look()
         lineages, checkpoints = self.ports.journal.lineages(), self.ports.checkpoints.all()
+        used = bool(lineages) or bool(checkpoints)
         # Before this learner has said a word: one with an empty directory must not displace the learner that holds the
         # run.
-        check_directory(self.run.directory, bool(lineages) or bool(checkpoints), earlier)
+        check_directory(self.run.directory, used, earlier)
         # Journal, checkpoints and broker are asked, since any of them may have lost its part. A lineage that is used
         # twice would give two policies one name.
         lineages += [checkpoint.lineage for checkpoint in checkpoints]
@@ -112,7 +113,11 @@ class Recovery:
             digest = await self.ports.engine.write_weights(weights.path_for(self.state.policy))
         # Everything that may refuse to resume has been tried. Repeating the last learner's word fences that learner,
         # and tells the controller nothing new. Only the next word is this learner's own.
-        await self.ports.fence.announce(earlier or self.state.progress())
+        while not await self.ports.fence.take_over(earlier, self.state.progress()):
+            # What that learner has said and freed meanwhile may refuse this one.
+            earlier, _ = await self.ports.fence.look()
+            check_directory(self.run.directory, used, earlier)
+            log_cut |= await self._find_position()
         # Cuts the journal, so it waits until this learner has spoken: one that is refused must not cut another
         # learner's lines.
         for name in damaged:

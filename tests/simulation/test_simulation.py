@@ -10,8 +10,11 @@ from tests.simulation.mutants import MUTANTS, ROOT, hunt
 from tests.simulation.run import simulate
 from tests.simulation.selection import selection
 
+LATE_WORD = 553
+"""A seed in which a killed learner's last word comes late."""
 
-@pytest.mark.parametrize("seed", range(25))
+
+@pytest.mark.parametrize("seed", [*range(25), LATE_WORD])
 def test_a_run_keeps_the_invariants_whatever_befalls_it(seed: int) -> None:
     assert simulate(seed).findings == []
 

@@ -176,7 +176,7 @@ async def spoken(server: MemoryServer, lineage: int) -> Fence:
     """Return the fence of a learner that has taken the run over."""
     fence = Fence(MemoryTransport(server, "run"))
     earlier, _ = await fence.look()
-    await fence.announce(earlier or replaced_by(lineage))
+    await fence.take_over(earlier, replaced_by(lineage))
     return fence
 
 
@@ -216,7 +216,7 @@ async def test_a_learner_that_checks_while_it_announces_is_not_its_own_successor
 
     fence = Fence(SlowTransport(MemoryServer(), "run"))
     await fence.look()
-    await fence.announce(Progress())
+    await fence.take_over(None, Progress())
     for step in range(1, 4):
         word = Progress(step=step, policy=PolicyVersion(version=step))
         await asyncio.gather(fence.check(), fence.announce(word), fence.check())
@@ -263,7 +263,68 @@ async def test_a_learner_is_not_replaced_by_its_own_word_that_the_broker_had_bef
             await call
 
 
-async def test_a_learner_that_has_not_spoken_is_not_replaced_by_a_store_that_goes_back() -> None:
+@pytest.mark.parametrize(
+    ("last", "late"),
+    [
+        (replaced_by(1), replaced_by(1)),  # it waited for groups, and said the same again
+        (replaced_by(1), Progress(step=1, policy=PolicyVersion(version=1, lineage=1))),
+        (replaced_by(1), replaced_by(2)),  # it had taken the run over, and told the journal
+        (None, replaced_by(3)),  # the first word of all: nothing else knows of that learner
+    ],
+)
+async def test_a_learner_goes_on_after_a_late_word_of_a_dead_one(
+    last: Progress | None, late: Progress
+) -> None:
+    server = MemoryServer()
+    state = StateStore(MemoryTransport(server, "run"))
+    if last is not None:
+        await state.put(Key.PROGRESS, last)
+    learner = Fence(MemoryTransport(server, "run"))
+    earlier, _ = await learner.look()
+    await state.put(Key.PROGRESS, late)
+    assert not await learner.take_over(earlier, replaced_by(3))
+    earlier, _ = await learner.look()
+    assert await learner.take_over(earlier, replaced_by(3))
+    assert await said(server) == late
+    await learner.announce(replaced_by(3))
+
+
+async def test_of_two_learners_that_look_at_once_one_is_fenced() -> None:
+    """The first one, unless it has said by then that it has a lineage of its own: its repeat may be a late word."""
+    for own_word in (False, True):
+        server = MemoryServer()
+        await StateStore(MemoryTransport(server, "run")).put(Key.PROGRESS, replaced_by(1))
+        first, second = (Fence(MemoryTransport(server, "run")) for _ in range(2))
+        for learner in (first, second):
+            await learner.look()
+        assert await first.take_over(replaced_by(1), replaced_by(2))
+        if own_word:
+            await first.announce(replaced_by(2))
+            with pytest.raises(Fenced):
+                await second.take_over(replaced_by(1), replaced_by(2))
+            await first.check()
+        else:
+            assert not await second.take_over(replaced_by(1), replaced_by(2))
+            assert await second.take_over(replaced_by(1), replaced_by(2))
+            with pytest.raises(Fenced):
+                await first.announce(replaced_by(2))
+            await second.announce(replaced_by(2))
+
+
+async def test_a_learner_is_fenced_by_weights_of_its_own_lineage() -> None:
+    """Two policies would have one name: the other learner has yet to say that it has the lineage."""
+    server = MemoryServer()
+    learner, other = Fence(MemoryTransport(server, "run")), await spoken(server, 1)
+    earlier, _ = await learner.look()
+    await other.announce(replaced_by(1))
+    await other.publish(
+        WeightsManifest(policy=PolicyVersion(lineage=2), weights_bytes=1, digest="d", path="f")
+    )
+    with pytest.raises(Fenced):
+        await learner.take_over(earlier, replaced_by(2))
+
+
+async def test_a_learner_that_has_not_spoken_takes_over_a_store_that_goes_back() -> None:
     server = MemoryServer()
     earlier = await spoken(server, 0)
     run = server.runs["run"]
@@ -272,5 +333,62 @@ async def test_a_learner_that_has_not_spoken_is_not_replaced_by_a_store_that_goe
     learner = Fence(MemoryTransport(server, "run"))
     await learner.look()
     run.state, run.revision = backup, revision
-    with pytest.raises(StateConflict, match="start the learner again"):
-        await learner.announce(replaced_by(1))
+    assert not await learner.take_over(replaced_by(0), replaced_by(1))
+    assert await learner.take_over(replaced_by(0), replaced_by(1))
+
+
+class TalkativeTransport(MortalTransport):
+    """Lets a word of an earlier learner come in each time that this one has looked at the log, twice."""
+
+    words: list[Progress]
+    below = 0
+    """With each word, the log is freed so far."""
+
+    async def extent(self, stream: Stream) -> Any:
+        extent = await super().extent(stream)
+        if stream is Stream.GROUPS and self.words:
+            other = MemoryTransport(self.server, "run")
+            await StateStore(other).put(Key.PROGRESS, self.words.pop())
+            await other.purge(Stream.GROUPS, below=self.below)
+        return extent
+
+
+async def resumed_among(world: World, words: list[Progress], below: int = 0) -> None:
+    transport = TalkativeTransport(world.server, None)
+    transport.words, transport.below = words, below
+    async with asyncio.timeout(10):
+        await world.learner(transport).run()
+
+
+async def test_a_run_goes_on_though_words_come_late(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.run()
+    last = await said(world.server)
+    again = World(tmp_path, server=world.server)
+    await resumed_among(again, [last, last.model_copy(update={"cursor": last.cursor - 1})])
+    lines = read_lines(world.config.run_dir / "lineages.jsonl")
+    assert [line["lineage"] for line in lines] == [0, 1]
+    assert (await said(world.server)).policy.lineage == 1
+
+
+@pytest.mark.parametrize("empty", [True, False])
+async def test_a_learner_that_may_not_resume_any_more_says_nothing(
+    tmp_path: Path, empty: bool
+) -> None:
+    """While it started, the run's learner has taken the first step, or freed what this one needs."""
+    first = World(tmp_path / "a")
+    await first.run()
+    last = await said(first.server)
+    if empty:
+        await StateStore(MemoryTransport(first.server, "run")).put(
+            Key.PROGRESS, Progress(policy=last.policy)
+        )
+    else:
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    late = World(tmp_path / "b", server=first.server, overrides=("--rl.steps=9",))
+    for directory in sorted((late.config.run_dir / "checkpoints").glob("*"))[1:]:
+        shutil.rmtree(directory)
+    with pytest.raises(ExceptionGroup) as ended:
+        await resumed_among(late, [last], below=0 if empty else last.cursor)
+    assert isinstance(cause(ended.value), CheckpointMismatch)
+    assert await said(first.server) == last
