@@ -40,22 +40,22 @@ class Fence:
             policy if isinstance(policy, WeightsManifest) else None,
         )
 
-    async def take_over(self, earlier: Progress | None, own: Progress) -> bool:
-        """Repeat what `look` found, which fences the last learner; say this one's `own` word if there is none.
+    async def take_over(self, earlier: Progress | None, first: Progress) -> bool:
+        """Repeat what `look` found, which fences the last learner; say `first` if there is none.
 
         Returns False if an earlier learner has spoken since the look: it lives, or it died while its word was on its
-        way. Raises Fenced if another learner speaks for `own`'s lineage or a later one.
+        way. Raises Fenced if another learner speaks for `first`'s lineage or a later one.
         """
         async with self._speaking:
             try:
-                await self._say(earlier or own)
+                await self._say(earlier or first)
                 return True
             except StateConflict:
                 held, weights = await self.look()
         lineages = [record.policy.lineage for record in (held, weights) if record is not None]
         # A run's very first word may come late as well: it says what this learner would have said.
-        begun = earlier is not None or weights is not None or held != own
-        if begun and max(lineages, default=-1) >= own.policy.lineage:
+        begun = earlier is not None or weights is not None or held != first
+        if begun and max(lineages, default=-1) >= first.policy.lineage:
             raise _replaced()
         return False
 
