@@ -19,7 +19,7 @@ from typing import Any
 from horizonrl.broker.api import Key, Message, Stream
 from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import BrokerSection
-from horizonrl.common.errors import LogGap, RunFailed
+from horizonrl.common.errors import LogGap, RunFailed, StateConflict
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from tests.faults import damage
 from tests.faults.cluster import POLL_S, Cluster, RoleProcess
@@ -244,8 +244,11 @@ class Storm:
         async with _within(FENCED_S, "the end of a learner that was fenced"):
             # A learner that is still starting has not written progress yet.
             while learner.restarts == restarts:
+                revision = await transport.revision(Key.PROGRESS)
                 if (progress := await transport.get(Key.PROGRESS)) is not None:
-                    await transport.put(Key.PROGRESS, progress)
+                    # Only its last word: an older one looks like a broker that has gone back in time.
+                    with contextlib.suppress(StateConflict):
+                        await transport.put(Key.PROGRESS, progress, revision)
                 await asyncio.sleep(1.0)
         self.expect("the learner that was fenced", learner.crashes[-1], FENCED_CODE)
 
