@@ -93,7 +93,8 @@ NOTES: Mapping[str, Note] = {
     "make-train": Note(
         "The recipe of `make train`",
         "Three steps of imitation, then twelve of RL. Rates and tasks were chosen on validation tasks. There were "
-        "twenty steps of RL until a run on test showed that the later ones find few groups that differ.",
+        "twenty steps of RL until a run on test showed that the later ones find few groups that differ. Seed 0 ran "
+        "beside other work.",
     ),
     "scenarios": Note(
         "The five scenarios",
