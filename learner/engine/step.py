@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.broker.weights.frames import digest_file
@@ -46,7 +45,12 @@ from horizonrl.learner.engine.checkpoint.shards import (
 )
 from horizonrl.learner.engine.host_memory import HostMemory
 from horizonrl.learner.engine.model.float32_matmul import multiplies_bfloat16, widen_products
-from horizonrl.learner.engine.model.frozen import FrozenModel, frozen_scorer
+from horizonrl.learner.engine.model.frozen import (
+    FrozenModel,
+    frozen_scorer,
+    logprob_gaps,
+    scorer_at,
+)
 from horizonrl.learner.engine.model.lora import add_adapters, copy_policy, merged, policy_weights
 from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer, load_language_model
 from horizonrl.learner.engine.model.packing import MicroBatch, pack
@@ -159,14 +163,8 @@ class PolicyGradientEngine:
 
     def _gap(self, trace: Trace, version: int, weights: Path) -> float:
         device = self._backend.device
-        scorer = frozen_scorer(self._settings.model_dir, device).to(device)
-        # A tied head has no tensor of its own.
-        scorer.lm.load_state_dict(load_file(weights), strict=False)
-        (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
-        gaps_N = (
-            scorer(*self._scorer_inputs(micro_batch)).logprobs_N
-            - self._tensor(trace.logprobs_L[trace.mask_L])
-        ).abs()
+        scorer = scorer_at(weights, self._settings.model_dir, device)
+        gaps_N = logprob_gaps(scorer, trace, self._settings.temperature, device)
         return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
 
     def write_weights(self, path: Path) -> str:

@@ -21,18 +21,22 @@ def check_out(run_dir: Path, version: int, out: Path, overrides: Sequence[str]) 
     config = read_config(run_dir, overrides)
     line = version_line(ledger_files(run_dir), run_dir, version)
     with scratch() as folder:
-        kept = (file for number, file in kept_weights(run_dir) if number == version)
-        weights = next((file for file in kept if digest_file(file) == line["weights_digest"]), None)
+        weights = intact_weights(run_dir, line)
         if weights is None:
             weights = folder / WEIGHTS_FILE
-            if (
-                code := _rebuild(run_dir, config, line, weights, overrides)
-            ) or not weights.is_file():
+            code = rebuild(run_dir, config, line, weights, overrides)
+            if code or not weights.is_file():  # only rank 0 has it
                 return code
         facts = {key: line[key] for key in ("step", "lineage")}
         write_model(run_dir, config, weights, out, facts)
     print(f"wrote version {version} to {out}")
     return 0
+
+
+def intact_weights(run_dir: Path, line: Line) -> Path | None:
+    """Return the kept weights file of the version that a line of the ledger made; None without an intact one."""
+    kept = (file for number, file in kept_weights(run_dir) if number == line["version"])
+    return next((file for file in kept if digest_file(file) == line["weights_digest"]), None)
 
 
 def kept_weights(run_dir: Path) -> Iterator[tuple[int, Path]]:
@@ -44,7 +48,7 @@ def kept_weights(run_dir: Path) -> Iterator[tuple[int, Path]]:
             yield int(file.name.split("-")[1]), file
 
 
-def _rebuild(
+def rebuild(
     run_dir: Path, config: RunConfig, line: Line, weights: Path, overrides: Sequence[str]
 ) -> int:
     """Train a version again, from the checkpoint before it. Raises CheckpointError if that gives other weights."""

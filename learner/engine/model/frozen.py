@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from horizonrl.learner.algorithm.batch import Trace
 from horizonrl.learner.engine.backends.api import Backend
 from horizonrl.learner.engine.model.lora import copy_policy
 from horizonrl.learner.engine.model.model import TokenScorer, load_language_model
+from horizonrl.learner.engine.model.packing import pack
+from horizonrl.learner.engine.transfer import to_device
 
 
 class FrozenModel:
@@ -41,3 +45,29 @@ def frozen_scorer(model_dir: Path, device: torch.device) -> TokenScorer:
     """Load the model that the run began with, without adapters, into host memory, to be used on `device`."""
     lm: Any = load_language_model(model_dir)
     return TokenScorer(lm.requires_grad_(False), device=device)
+
+
+def scorer_at(weights: Path | None, model_dir: Path, device: torch.device) -> TokenScorer:
+    """Return a scorer on `device` with a version's weights file; None: with those of the model itself."""
+    scorer = frozen_scorer(model_dir, device).to(device)
+    if weights is not None:
+        # A tied head has no tensor of its own.
+        scorer.lm.load_state_dict(load_file(weights), strict=False)
+    return scorer
+
+
+@torch.no_grad()
+def logprob_gaps(
+    scorer: TokenScorer, trace: Trace, temperature: float, device: torch.device
+) -> Tensor:
+    """Return |log π − log μ| of each trained token of a trace, π being the scorer's policy."""
+    (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
+    output = scorer(
+        to_device(micro_batch.ids_T, device),
+        to_device(micro_batch.positions_T, device),
+        torch.from_numpy(micro_batch.segments_S4),  # on the CPU, which cuts by them
+        to_device(micro_batch.trained_N, device),
+        1.0 if trace.demo else temperature,
+    )
+    recorded_N = to_device(trace.logprobs_L[trace.mask_L], device)
+    return (output.logprobs_N - recorded_N).abs()

@@ -27,6 +27,7 @@ def add(commands: Commands) -> None:
     _add_bisect(verbs)
     _add_fork(verbs)
     _add_revert(verbs)
+    _add_audit(verbs)
     description = (
         "Check the ledger of a finished run against its whole log. "
         "Exit code 1: a ticket was lost, doubled or trained too late, or the two disagree."
@@ -190,6 +191,21 @@ def _add_revert(verbs: Commands) -> None:
     _add_name(revert)
 
 
+def _add_audit(verbs: Commands) -> None:
+    description = (
+        "Check a share of the groups against environment, weights and clocks. "
+        "Exit code 0: no lie; 1: there is one, and its actor is named; 2: nothing can be audited."
+    )
+    audit = verbs.add("audit", description, _audit)
+    add_run_dir(audit)
+    text = "share of the groups that are drawn"
+    option(audit, "--share", "SHARE", text, type=float, default=0.05)
+    option(audit, "--seed", "N", "seed of the draw; by default another one each time", type=int)
+    text = "draw from the groups that `history revert` would remove by these words"
+    option(audit, "--groups", "KEY=PATTERN", text, dest="words", nargs="+", default=[])
+    add_json(audit, "verdicts")
+
+
 def _add_name(command: CommandParser) -> None:
     option(command, "--name", "NAME", "of the new run, which lies next to the other")
 
@@ -205,6 +221,12 @@ def _revert(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.history.fork import ForkRequest, revert
 
     return revert(make_request(ForkRequest, arguments, overrides=overrides), arguments.words)
+
+
+def _audit(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.history.audit import AuditRequest, audit
+
+    return audit(make_request(AuditRequest, arguments, overrides=overrides))
 
 
 def _verify(arguments: argparse.Namespace, overrides: list[str]) -> int:
