@@ -116,8 +116,8 @@ class Audited:
 
     def was_rolled_back(self, policy: PolicyVersion) -> bool:
         """Return whether a learner resumed before a version and made another of that number, or none."""
-        last = self.files.lineages[-1]["lineage"] if self.files.lineages else 0
-        made = {line["version"]: line["lineage"] for line in self.files.ledger}
+        made = {line["version"]: int(line["lineage"]) for line in self.files.ledger}
+        last = max((int(line["lineage"]) for line in self.files.lineages), default=0)
         return policy.lineage < made.get(policy.version, last if policy.version else 0)
 
 
@@ -368,8 +368,8 @@ def _weights(drawn: Audited, version: int, folder: Path) -> Path:
 
 def judge_facts(drawn: Audited) -> Verdicts:
     """Judge ids, versions and times."""
-    known = model_config(drawn.model_dir)
-    vocabulary = known.get("vocab_size") or known["text_config"]["vocab_size"]
+    model = model_config(drawn.model_dir)
+    vocabulary = model.get("vocab_size") or model["text_config"]["vocab_size"]
     made_at = {line["step"]: line["time"] for line in drawn.files.metrics}
     trained_in = {end.ticket: end.step for end in drawn.files.ends() if end.how == TRAINED}
 
@@ -419,17 +419,17 @@ def _report(
     lies, unknown = list[dict[str, str]](), Counter[str]()
     for check, verdicts in checks.items():
         why = Counter(v.why for v in verdicts.values() if v.why and not v.is_lie)
-        found = {number: v for number, v in verdicts.items() if v.is_lie}
+        false = {number: v for number, v in verdicts.items() if v.is_lie}
         counts[check] = {
             "audited": len(verdicts) - why.total(),
-            "lies": len(found),
+            "lies": len(false),
             "cannot_be_audited": why,
         }
         table.add_row(
-            check, *(str(n) for n in (len(verdicts) - why.total(), len(found), why.total()))
+            check, *(str(n) for n in (len(verdicts) - why.total(), len(false), why.total()))
         )
         unknown.update({f"{check}: {text}": count for text, count in why.items()})
-        for number, verdict in found.items():
+        for number, verdict in false.items():
             group = drawn.groups[number]
             lies.append(
                 {

@@ -11,7 +11,11 @@ from torch import Tensor
 from horizonrl.learner.algorithm.batch import Trace
 from horizonrl.learner.engine.backends.api import Backend
 from horizonrl.learner.engine.model.lora import copy_policy
-from horizonrl.learner.engine.model.model import TokenScorer, load_language_model
+from horizonrl.learner.engine.model.model import (
+    ScorerOutput,
+    TokenScorer,
+    load_language_model,
+)
 from horizonrl.learner.engine.model.packing import pack
 from horizonrl.learner.engine.transfer import to_device
 
@@ -62,7 +66,7 @@ def logprob_gaps(
 ) -> Tensor:
     """Return |log π − log μ| of each trained token of a trace, π being the scorer's policy."""
     (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
-    output = scorer(
+    output: ScorerOutput = scorer(
         to_device(micro_batch.ids_T, device),
         to_device(micro_batch.positions_T, device),
         torch.from_numpy(micro_batch.segments_S4),  # on the CPU, which cuts by them
