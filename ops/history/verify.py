@@ -21,7 +21,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
-from horizonrl.common.types import TRAINED, Group, Kind
+from horizonrl.common.types import TRAINED, DropReason, Group, Kind
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules, scheduled_turns
 from horizonrl.ops.history.lineage import ledger_files
 from horizonrl.ops.history.replay import open_log, read_log
@@ -235,7 +235,10 @@ def _horizons(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
             yield f"{end.ticket} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
         if ticket.horizon_turns < before[env_id] and schedule.kind not in ("shuffled", "reversed"):
             yield f"{end.ticket} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
-        before[env_id] = max(before[env_id], ticket.horizon_turns)
+        if (
+            end.how != DropReason.LINEAGE
+        ):  # else its version was rolled back, and the stage comes again
+            before[env_id] = max(before[env_id], ticket.horizon_turns)
 
 
 def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:

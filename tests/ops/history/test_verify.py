@@ -234,6 +234,15 @@ def test_a_stage_that_comes_again_is_found() -> None:
     ]
 
 
+def test_a_stage_comes_again_after_tickets_of_a_version_that_was_rolled_back() -> None:
+    log = sound_log()
+    log[2], log[3] = group(2, 1), group(3, 0)
+    ledger = sound_ledger()
+    assert findings(log, ledger) == ["horizon: train-00000003 has 4 turns after a ticket of 5"]
+    ledger[0]["dropped"][0][2] = "lineage"
+    assert findings(log, ledger) == []
+
+
 def test_an_adaptive_horizon_is_decided_once_more() -> None:
     adaptive = RunConfig.load(
         (), ["--horizon.kind=adaptive", "--horizon.horizons=[4,5]", "--horizon.steps_per_stage=2"]
