@@ -52,7 +52,12 @@ from horizonrl.learner.engine.model.frozen import (
     scorer_at,
 )
 from horizonrl.learner.engine.model.lora import add_adapters, copy_policy, merged, policy_weights
-from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer, load_language_model
+from horizonrl.learner.engine.model.model import (
+    ScorerOutput,
+    TokenScorer,
+    load_language_model,
+    scorer_inputs,
+)
 from horizonrl.learner.engine.model.packing import MicroBatch, pack
 from horizonrl.learner.engine.objective import (
     LossStats,
@@ -401,18 +406,7 @@ class PolicyGradientEngine:
         )[self.rank]
 
     def _scorer_inputs(self, micro_batch: MicroBatch) -> list[Tensor]:
-        """Return the arguments of the scorer. Demonstrations are scored at temperature 1 (see `EngineSettings`)."""
-        temperatures_N = np.where(micro_batch.demo_N, 1.0, self._settings.temperature)
-        ids_T, positions_T = self._tensor(micro_batch.ids_T), self._tensor(micro_batch.positions_T)
-        # The segments stay on the CPU, which cuts by them.
-        segments_S4 = torch.from_numpy(micro_batch.segments_S4)
-        return [
-            ids_T,
-            positions_T,
-            segments_S4,
-            self._tensor(micro_batch.trained_N),
-            self._tensor(temperatures_N),
-        ]
+        return scorer_inputs(micro_batch, self._settings.temperature, self._backend.device)
 
     def _output(self, micro_batch: MicroBatch) -> ScorerOutput:
         return self._backend.forward(*self._scorer_inputs(micro_batch))

@@ -17,7 +17,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
@@ -47,14 +47,15 @@ from horizonrl.common.types import (
     StopReason,
     Ticket,
     Turn,
+    VersionSpan,
 )
 from horizonrl.envs import registry
-from horizonrl.learner.algorithm.batch import traces_of
+from horizonrl.learner.algorithm.batch import Trace, traces_of
 from horizonrl.learner.engine.checkpoint.weights_file import WEIGHTS_FILE
 from horizonrl.learner.settings import engine_settings
 from horizonrl.ops.history.checkout import intact_weights, rebuild
 from horizonrl.ops.history.fork import matches, parse_query
-from horizonrl.ops.history.lineage import ledger_files
+from horizonrl.ops.history.lineage import ledger_files, version_line
 from horizonrl.ops.history.replay import divide, open_log, read_log
 from horizonrl.ops.models.models import resolve_model
 from horizonrl.ops.rundir.directory import check_broker_named, read_config
@@ -114,11 +115,18 @@ class Audited:
     def config(self) -> RunConfig:
         return self.configs[0]
 
-    def was_rolled_back(self, policy: PolicyVersion) -> bool:
+    @cached_property
+    def lineages(self) -> Mapping[int, int]:
+        """The lineage of each version that the run still has, and of the model that it began with."""
+        return {0: 0} | {line["version"]: int(line["lineage"]) for line in self.files.ledger}
+
+    @cached_property
+    def last_lineage(self) -> int:
+        return max((int(line["lineage"]) for line in self.files.lineages), default=0)
+
+    def was_rolled_back(self, span: VersionSpan) -> bool:
         """Return whether a learner resumed before a version and made another of that number, or none."""
-        made = {line["version"]: int(line["lineage"]) for line in self.files.ledger}
-        last = max((int(line["lineage"]) for line in self.files.lineages), default=0)
-        return policy.lineage < made.get(policy.version, last if policy.version else 0)
+        return span.lineage < self.lineages.get(span.version, self.last_lineage)
 
 
 def audit(request: AuditRequest) -> int:
@@ -213,8 +221,10 @@ async def play_again(drawn: Audited) -> Verdicts:
     verdicts = Verdicts()
     for number, group in enumerate(drawn.groups):
         for config, parser in rules:
-            verdicts[number] = await _play_group(group, config, chat, parser)
-            if verdicts[number] == HONEST:
+            verdict = await _play_group(group, config, chat, parser)
+            if verdict == HONEST or not verdicts.get(number, HONEST).is_lie:
+                verdicts[number] = verdict  # a lie stays one unless a config clears it
+            if verdict == HONEST:
                 break
     return verdicts
 
@@ -311,13 +321,13 @@ def score_again(drawn: Audited) -> tuple[Verdicts, Gap | None]:
     verdicts = {
         n: Verdict(why=why) for n, group in train.items() if (why := _unscorable(drawn, group))
     }
-    traces: dict[int, dict[int, Any]] = defaultdict(dict)
+    traces: dict[int, dict[int, list[Trace]]] = defaultdict(lambda: defaultdict(list))
     for number, group in train.items():
-        if number not in verdicts:
-            for version in {span.version for span in group.spans()}:
-                traces[version][number] = [
-                    trace for episode in group.valid_episodes for trace in traces_of(episode)
-                ]
+        if number in verdicts:
+            continue
+        for trace in (trace for episode in group.valid_episodes for trace in traces_of(episode)):
+            for version in np.unique(trace.versions_L[trace.mask_L]):
+                traces[int(version)][number].append(trace)
     device = prepare_process(engine_settings(drawn.config, drawn.model_dir))
     gaps: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
     for version, by_number in sorted(traces.items()):
@@ -343,19 +353,17 @@ def score_again(drawn: Audited) -> tuple[Verdicts, Gap | None]:
 
 def _unscorable(drawn: Audited, group: Group) -> str:
     """Return why no weights can score a group; empty if some can."""
-    made = {0, *(line["version"] for line in drawn.files.ledger)}
     if group.ticket.sampling.temperature == 0:
         return "it was sampled at temperature 0"
     for span in group.spans():
-        policy = PolicyVersion(version=span.version, lineage=span.lineage)
-        if span.version not in made or drawn.was_rolled_back(policy):
+        if span.version not in drawn.lineages or drawn.was_rolled_back(span):
             return "the run has no version of that name any more"
     return ""
 
 
 def _weights(drawn: Audited, version: int, folder: Path) -> Path:
     """Return a version's weights file, trained again in `folder` if none is kept. Raises CheckpointError."""
-    line = next(line for line in drawn.files.ledger if line["version"] == version)
+    line = version_line(drawn.files, drawn.run_dir, version)
     if (kept := intact_weights(drawn.run_dir, line)) is not None:
         return kept
     learner, weights = drawn.config.learner, folder / WEIGHTS_FILE
@@ -394,8 +402,7 @@ def judge_facts(drawn: Audited) -> Verdicts:
         if step in made_at and ended > made_at[step] + CLOCK_S:
             return f"it ended {ended - made_at[step]:.0f} s after step {step} had trained it"
         for span in group.spans():
-            policy = PolicyVersion(version=span.version, lineage=span.lineage)
-            if span.version == 0 or drawn.was_rolled_back(policy):
+            if span.version == 0 or drawn.was_rolled_back(span):
                 continue
             if span.version not in made_at:
                 return f"no step has made version {span.version}"
@@ -420,14 +427,9 @@ def _report(
     for check, verdicts in checks.items():
         why = Counter(v.why for v in verdicts.values() if v.why and not v.is_lie)
         false = {number: v for number, v in verdicts.items() if v.is_lie}
-        counts[check] = {
-            "audited": len(verdicts) - why.total(),
-            "lies": len(false),
-            "cannot_be_audited": why,
-        }
-        table.add_row(
-            check, *(str(n) for n in (len(verdicts) - why.total(), len(false), why.total()))
-        )
+        audited = len(verdicts) - why.total()
+        counts[check] = {"audited": audited, "lies": len(false), "cannot_be_audited": why}
+        table.add_row(check, str(audited), str(len(false)), str(why.total()))
         unknown.update({f"{check}: {text}": count for text, count in why.items()})
         for number, verdict in false.items():
             group = drawn.groups[number]

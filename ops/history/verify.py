@@ -235,9 +235,8 @@ def _horizons(evidence: Evidence, ends: Sequence[TicketEnd]) -> Iterator[str]:
             yield f"{end.ticket} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
         if ticket.horizon_turns < before[env_id] and schedule.kind not in ("shuffled", "reversed"):
             yield f"{end.ticket} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
-        if (
-            end.how != DropReason.LINEAGE
-        ):  # else its version was rolled back, and the stage comes again
+        # The stage of a version that was rolled back comes again.
+        if end.how != DropReason.LINEAGE:
             before[env_id] = max(before[env_id], ticket.horizon_turns)
 
 

@@ -15,6 +15,7 @@ from horizonrl.learner.engine.model.model import (
     ScorerOutput,
     TokenScorer,
     load_language_model,
+    scorer_inputs,
 )
 from horizonrl.learner.engine.model.packing import pack
 from horizonrl.learner.engine.transfer import to_device
@@ -66,12 +67,6 @@ def logprob_gaps(
 ) -> Tensor:
     """Return |log π − log μ| of each trained token of a trace, π being the scorer's policy."""
     (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
-    output: ScorerOutput = scorer(
-        to_device(micro_batch.ids_T, device),
-        to_device(micro_batch.positions_T, device),
-        torch.from_numpy(micro_batch.segments_S4),  # on the CPU, which cuts by them
-        to_device(micro_batch.trained_N, device),
-        1.0 if trace.demo else temperature,
-    )
+    output: ScorerOutput = scorer(*scorer_inputs(micro_batch, temperature, device))
     recorded_N = to_device(trace.logprobs_L[trace.mask_L], device)
     return (output.logprobs_N - recorded_N).abs()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,8 @@ from horizonrl.common.logs import get_logger
 from horizonrl.learner.engine import recompute
 from horizonrl.learner.engine.model import attention
 from horizonrl.learner.engine.model.head import ScoringHead
-from horizonrl.learner.engine.model.packing import Segment
+from horizonrl.learner.engine.model.packing import MicroBatch, Segment
+from horizonrl.learner.engine.transfer import to_device
 
 log = get_logger()
 
@@ -39,6 +41,20 @@ class ScorerOutput(NamedTuple):
     """The critic's estimate of the return from the token on; 0 without a critic."""
     collisions_N: Tensor
     """Σ π² over the vocabulary, at the token's temperature; 0 where gradients are recorded or nobody uses it."""
+
+
+def scorer_inputs(
+    micro_batch: MicroBatch, temperature: float, device: torch.device
+) -> list[Tensor]:
+    """Return the arguments of a scorer. Demonstrations are scored at temperature 1 (see `EngineSettings`)."""
+    temperatures_N = np.where(micro_batch.demo_N, 1.0, temperature)
+    return [
+        to_device(micro_batch.ids_T, device),
+        to_device(micro_batch.positions_T, device),
+        torch.from_numpy(micro_batch.segments_S4),  # on the CPU, which cuts by them
+        to_device(micro_batch.trained_N, device),
+        to_device(temperatures_N, device),
+    ]
 
 
 class TokenScorer(nn.Module):

@@ -21,16 +21,25 @@ from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.broker.api import Stream
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.memory import SERVERS, MemoryServer
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, Ticket, VersionSpan
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.settings import collecting_rules, engine_settings
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.history.audit import LEAST_GAP, gap_of, is_drawn
+from horizonrl.ops.history.audit import (
+    HONEST,
+    LEAST_GAP,
+    Audited,
+    gap_of,
+    is_drawn,
+    play_again,
+)
 from horizonrl.ops.history.checkout import kept_weights
 from horizonrl.ops.models.tiny_model import VOCABULARY, make_tiny_model
 from horizonrl.ops.rundir.directory import write_config
+from horizonrl.ops.rundir.files import Files
 from tests.learner.world import World
 from tests.ops.history.runs import forget_loop
 from tests.records import make_ticket
@@ -168,18 +177,8 @@ def groups(log: Any) -> dict[int, Group]:
     }
 
 
-def change_turn(group: Group, change: Callable[[Any], dict[str, Any]]) -> Group:
-    """Return a group with another first turn in its first episode."""
-    episode = group.episodes[0]
-    turns = (episode.turns[0].model_copy(update=change(episode.turns[0])), *episode.turns[1:])
-    first = episode.model_copy(update={"turns": turns})
-    return group.model_copy(update={"episodes": (first, *group.episodes[1:])})
-
-
-def claim_first_version(group: Group) -> Group:
-    def change(turn: Any) -> dict[str, Any]:
-        return {"spans": tuple(span.model_copy(update={"version": 0}) for span in turn.spans)}
-
+def change_turns(group: Group, change: Callable[[Any], dict[str, Any]]) -> Group:
+    """Return a group with other turns."""
     episodes = [
         episode.model_copy(
             update={"turns": tuple(turn.model_copy(update=change(turn)) for turn in episode.turns)}
@@ -189,20 +188,19 @@ def claim_first_version(group: Group) -> Group:
     return group.model_copy(update={"episodes": tuple(episodes)})
 
 
+def change_turn(group: Group, change: Callable[[Any], dict[str, Any]]) -> Group:
+    """Return a group with another first turn in its first episode."""
+    first = group.episodes[0].turns[0]
+    return change_turns(group, lambda turn: change(turn) if turn is first else {})
+
+
+def with_version(turn: Any, version: int) -> dict[str, Any]:
+    return {"spans": tuple(span.model_copy(update={"version": version}) for span in turn.spans)}
+
+
 def shift_logprobs(group: Group, by: float) -> Group:
     """Return a group whose tokens all seem less probable."""
-    episodes = [
-        episode.model_copy(
-            update={
-                "turns": tuple(
-                    turn.model_copy(update={"logprobs": tuple(x - by for x in turn.logprobs)})
-                    for turn in episode.turns
-                )
-            }
-        )
-        for episode in group.episodes
-    ]
-    return group.model_copy(update={"episodes": tuple(episodes)})
+    return change_turns(group, lambda turn: {"logprobs": tuple(x - by for x in turn.logprobs)})
 
 
 LIES: dict[str, tuple[str, Callable[[Group], Group]]] = {
@@ -215,13 +213,8 @@ LIES: dict[str, tuple[str, Callable[[Group], Group]]] = {
         ),
     ),
     "logprob": ("score", lambda g: shift_logprobs(g, 0.5)),
-    "version": ("score", claim_first_version),
-    "future": (
-        "facts",
-        lambda g: change_turn(
-            g, lambda t: {"spans": tuple(s.model_copy(update={"version": 99}) for s in t.spans)}
-        ),
-    ),
+    "version": ("score", lambda g: change_turns(g, lambda turn: with_version(turn, 0))),
+    "future": ("facts", lambda g: change_turn(g, lambda turn: with_version(turn, 99))),
     "time": (
         "facts",
         lambda g: g.model_copy(update={"started_at_ms": g.finished_at_ms + 120_000}),
@@ -267,6 +260,19 @@ def test_a_lie_is_found_with_its_actor(
         f"history revert {played.config.run_dir} --groups actor={LIAR}" in capsys.readouterr().out
     )
     assert report(played, tmp_path, "--groups", "actor=actor-*")[0] == 0
+
+
+def test_an_older_config_that_cannot_play_a_lie_does_not_excuse_it(
+    played: PlayedWorld, log: Any
+) -> None:
+    config = played.config
+    older = RunConfig.load((), ['--envs=[{"id":"textcraft"}]'])
+    honest = max(groups(log).values(), key=lambda group: group.oldest_version)
+    lie = LIES["reward"][1](honest)
+    files = Files.read(config.run_dir)
+    drawn = Audited(config.run_dir, (), [config, older], files, played.model_dir, [honest, lie])
+    verdicts = asyncio.run(play_again(drawn))
+    assert verdicts[0] == HONEST and verdicts[1].is_lie
 
 
 def test_a_log_probability_that_is_off_by_less_than_engines_are_passes(
