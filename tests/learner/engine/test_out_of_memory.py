@@ -11,6 +11,7 @@ import torch
 from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.common.errors import OutOfMemory
 from horizonrl.learner.engine import step
+from horizonrl.learner.engine.model import frozen
 from horizonrl.learner.ranks.spawn import spawn_ranks
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
 from tests.learner.sections import make_loss
@@ -145,7 +146,7 @@ def test_a_gap_that_has_no_room_is_not_measured(
 
     engine = start(backend="torch")
     engine.write_weights(tmp_path / "v1")
-    monkeypatch.setattr(step, "frozen_scorer", no_room)
+    monkeypatch.setattr(frozen, "frozen_scorer", no_room)
     gap = engine.logprob_gap_at(make_batch().traces[0], 1, tmp_path / "v1")
     assert gap != gap
 
